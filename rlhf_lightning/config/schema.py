@@ -1,0 +1,243 @@
+"""Every setting of a run: its type, its range, its meaning. The one place that judges a composed config.
+
+Only pydantic is imported here, so that a wrong command is answered before torch is loaded.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Section(BaseModel):
+    """A part of the config: unknown keys are refused, and nothing changes after validation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class StageConfig(Section):
+    """What to do with the model."""
+
+    name: Literal["ppo"] = Field("ppo", description="the training stage")
+
+
+class PPOConfig(Section):
+    """One iteration of PPO: rollout, scoring, `epochs` passes of clipped updates."""
+
+    iterations: int = Field(100, ge=1, description="rollouts in the whole run")
+    prompts_per_iteration: int = Field(64, ge=1, description="prompts of one rollout, over all ranks")
+    samples_per_prompt: int = Field(1, ge=1, description="answers sampled for each prompt")
+    epochs: int = Field(4, ge=1, description="passes over each rollout")
+    minibatch_size: int = Field(32, ge=1, description="answers in one optimizer step, over all ranks")
+    micro_batch_size: int = Field(8, ge=1, description="answers in one forward pass, per rank; changes memory only")
+    clip: float = Field(0.2, gt=0, lt=1, description="epsilon: the ratio is clipped to 1 - clip .. 1 + clip")
+    clip_high: float | None = Field(None, gt=0, description="upper epsilon where it differs from clip")
+    dual_clip: float | None = Field(None, gt=1, description="bound of the ratio times a negative advantage, c > 1")
+    beta: float = Field(0.05, ge=0, description="weight of the KL to the reference, per nat")
+    kl_estimator: Literal["k1", "k2", "k3"] = Field("k1", description="estimator of the KL, per token")
+    kl_in: Literal["reward", "loss"] = Field("reward", description="where the KL acts")
+    kl_target: float | None = Field(None, gt=0, description="nats a response; set: beta follows an adaptive controller")
+    kl_horizon: int = Field(10_000, ge=1, description="responses over which the controller acts")
+    target_kl: float | None = Field(None, gt=0, description="approx_kl, nats a token, that ends the epochs early")
+    gamma: float = Field(1.0, ge=0, le=1, description="discount a token")
+    lam: float = Field(0.95, ge=0, le=1, description="lambda of GAE")
+    whiten_advantages: bool = Field(True, description="mean 0 and deviation 1 over the iteration's valid tokens")
+    vf_coef: float = Field(0.1, ge=0, description="weight of the value loss")
+    clip_value: float | None = Field(0.2, gt=0, description="values move at most this far from the rollout's")
+    entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy bonus")
+    lr: float = Field(1e-5, ge=0, description="peak learning rate of the policy")
+    critic_lr: float = Field(1e-4, ge=0, description="peak learning rate of the critic")
+    max_grad_norm: float = Field(1.0, gt=0, description="gradients are scaled down to this norm")
+    warmup: int = Field(0, ge=0, description="optimizer steps of linear warm-up")
+    lr_schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="after the warm-up")
+    critic_warmup: int = Field(0, ge=0, description="first iterations in which only the critic learns")
+    missing_eos_penalty: float | None = Field(None, ge=0, description="taken off the score of a cut answer")
+    normalize_scores: bool = Field(False, description="scores are centred and scaled by their running moments")
+    clip_scores: float | None = Field(None, gt=0, description="scores are cut to -c .. c, after normalisation")
+    bootstrap_truncated: bool = Field(False, description="a cut answer's last value is the critic's, not 0")
+
+
+class LoRAConfig(Section):
+    """Shape of the adapters (Hu et al. 2021)."""
+
+    r: int = Field(16, ge=1, description="rank")
+    alpha: float = Field(32.0, gt=0, description="the update is scaled by alpha / r")
+    dropout: float = Field(0.0, ge=0, lt=1, description="must be 0 for PPO: old and new ratios have to match")
+    target_modules: list[str] | Literal["all-linear"] = Field("all-linear", description="layers that get an adapter")
+
+
+class ModelConfig(Section):
+    """The backbone and what sits on it."""
+
+    name: str = Field("tiny", description="a label for logs")
+    path: str = Field("tiny", description="folder or hub id of a causal language model; tiny: the embedded one")
+    revision: str | None = Field(None, description="branch, tag or commit on the hub")
+    quantization: Literal["nf4", "none"] = Field("nf4", description="storage of the frozen weights")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("bfloat16", description="dtype of the arithmetic")
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = Field("sdpa", description="attention kernel")
+    trust_remote_code: bool = Field(False, description="run Python code that comes with the model")
+    lora: LoRAConfig = LoRAConfig()
+    critic: Literal["adapter", "shared"] = Field("adapter", description="the critic's own adapter, or the policy's")
+    adapter: str | None = Field(None, description="folder of an SFT adapter to start from")
+    gradient_checkpointing: bool = Field(False, description="trade time for memory in the update")
+
+
+class DataConfig(Section):
+    """Where prompts come from."""
+
+    path: str = Field("tiny", description="file, folder or hub id of prompts; tiny: the embedded ones")
+    format: Literal["auto", "jsonl", "csv", "parquet", "text", "hf", "hh"] = Field(
+        "auto", description="auto: by the file's ending"
+    )
+    split: str = Field("train", description="split of a Hugging Face dataset")
+    prompt_field: str = Field("prompt", description="column that holds the prompt")
+    chat_template: Literal["auto", "always", "never"] = Field(
+        "auto", description="auto: conversations take the template, plain strings do not"
+    )
+    system_prompt: str | None = Field(None, description="first message of each conversation")
+    first_words: int | None = Field(None, ge=1, description="only the first words of each line are the prompt")
+    max_prompt_length: int = Field(512, ge=1, description="tokens")
+    overlong: Literal["truncate", "drop", "error"] = Field(
+        "truncate", description="a prompt that is too long: keep its end, leave it out, or stop"
+    )
+    limit: int | None = Field(None, ge=1, description="use the first so many prompts")
+    shuffle: bool = Field(True, description="a new order each pass, drawn from the seed")
+
+
+class LearnedRewardConfig(Section):
+    """A reward adapter and score head on the policy's own backbone."""
+
+    kind: Literal["learned"]
+    path: str = Field("tiny", description="folder of a reward adapter with its score head; tiny: the embedded one")
+    batch_size: int = Field(32, ge=1, description="answers in one forward pass")
+
+
+class ClassifierRewardConfig(Section):
+    """A separate frozen sequence classifier with its own tokenizer, fed text."""
+
+    kind: Literal["classifier"]
+    path: str = Field(description="folder or hub id of a sequence classifier")
+    label: int = Field(-1, description="which logit is the score; a single logit is taken as it is")
+    probability: bool = Field(False, description="softmax or sigmoid of the logits instead of the logit")
+    response_only: bool = Field(False, description="judge the answer alone, without its prompt")
+    max_length: int = Field(512, ge=1, description="tokens; the end is kept")
+    batch_size: int = Field(32, ge=1, description="answers in one forward pass")
+
+
+class FunctionRewardConfig(Section):
+    """A Python function: lists of prompts and responses in, one float for each out."""
+
+    kind: Literal["function"]
+    function: str = Field(pattern=r"^[\w.]+:[\w.]+$", description="package.module:name")
+    timeout_s: float = Field(60.0, gt=0, description="seconds for one batch before the run stops")
+
+
+class LengthRewardConfig(Section):
+    """Minus the distance of the answer's length from a target, as a share of the target."""
+
+    kind: Literal["length"]
+    target: int = Field(ge=1, description="words")
+
+
+class RegexRewardConfig(Section):
+    """1 where the pattern is found in the answer, 0 elsewhere."""
+
+    kind: Literal["regex"]
+    pattern: str = Field(min_length=1, description="Python regular expression")
+    full: bool = Field(False, description="the whole answer must match")
+
+
+SingleReward = Annotated[
+    LearnedRewardConfig | ClassifierRewardConfig | FunctionRewardConfig | LengthRewardConfig | RegexRewardConfig,
+    Field(discriminator="kind"),
+]
+
+
+class RewardPart(Section):
+    """One term of a combined reward."""
+
+    weight: float = Field(1.0, description="factor of this term")
+    reward: SingleReward
+
+
+class CombinedRewardConfig(Section):
+    """A weighted sum of rewards, each logged by its name."""
+
+    kind: Literal["combined"]
+    parts: dict[str, RewardPart] = Field(min_length=1, description="name -> weight and reward")
+
+
+RewardConfig = Annotated[
+    LearnedRewardConfig
+    | ClassifierRewardConfig
+    | FunctionRewardConfig
+    | LengthRewardConfig
+    | RegexRewardConfig
+    | CombinedRewardConfig,
+    Field(discriminator="kind"),
+]
+
+
+class GenerationConfig(Section):
+    """How answers are sampled; nothing else is read, a checkpoint's own generation config least of all."""
+
+    max_new_tokens: int = Field(64, ge=1, description="tokens")
+    temperature: float = Field(1.0, gt=0, description="logits are divided by it, in every pass that scores")
+    top_k: int = Field(0, ge=0, description="0: all tokens")
+    top_p: float = Field(1.0, gt=0, le=1, description="1: all tokens")
+    stop: list[str] = Field(default_factory=list, description="texts that end an answer, beside the end tokens")
+    batch_size: int = Field(64, ge=1, description="answers sampled side by side")
+
+
+class TrainerConfig(Section):
+    """Where it runs: handed to Lightning's Trainer."""
+
+    accelerator: Literal["auto", "cpu", "gpu", "mps"] = Field("auto", description="kind of device")
+    devices: int = Field(1, ge=1, description="processes on this machine")
+    threads: int | None = Field(None, ge=1, description="CPU threads; empty: torch's own choice")
+
+
+class WandbConfig(Section):
+    """Weights & Biases."""
+
+    mode: Literal["offline", "online", "disabled"] = Field("offline", description="WANDB_MODE wins where it is set")
+    project: str = Field("rlhf_lightning", min_length=1, description="project")
+    entity: str | None = Field(None, description="team or user")
+    name: str | None = Field(None, description="name of the run")
+    tags: list[str] = Field(default_factory=list, description="tags")
+
+
+class LoggerConfig(Section):
+    """Trackers; metrics.csv and samples.jsonl are always written."""
+
+    wandb: WandbConfig | None = Field(None, description="empty: off")
+    tensorboard: bool = Field(False, description="also write TensorBoard events")
+
+
+class CallbacksConfig(Section):
+    """What is kept and shown along the way."""
+
+    samples: int = Field(8, ge=0, description="answers of each iteration kept in samples.jsonl; 0: all")
+    sample_table_every: int = Field(10, ge=1, description="iterations between sample tables in the tracker")
+    checkpoint_every: int = Field(10, ge=1, description="iterations between checkpoints; the last is always kept")
+    progress: bool = Field(True, description="live progress bar")
+    show: int = Field(3, ge=0, description="prompts shown at the end with the answer before and after")
+
+
+class Config(Section):
+    """One run."""
+
+    seed: int = Field(0, ge=0, lt=2**32, description="all randomness is counted from it")
+    doctor: bool = Field(False, description="load everything, prove the set-up, train nothing")
+    resume: str | None = Field(None, description="run folder to continue")
+    objective: str = Field("objective/score", description="the metric that a sweep reads")
+    stage: StageConfig = StageConfig()
+    ppo: PPOConfig = PPOConfig()
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    reward: RewardConfig
+    generation: GenerationConfig = GenerationConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    logger: LoggerConfig = LoggerConfig()
+    callbacks: CallbacksConfig = CallbacksConfig()
