@@ -1,0 +1,150 @@
+"""The frozen model that every role stands on: weights, tokenizer, and the few facts that all passes must share."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import transformers
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedModel
+
+from rlhf_lightning.assets import tiny_path
+from rlhf_lightning.config.schema import ModelConfig
+from rlhf_lightning.errors import UserError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A causal language model ready to carry adapters, with its tokenizer.
+
+    ``end_ids`` is the one set of end tokens used for stopping, masks, lengths and penalties alike; ``pad_id`` only
+    fills cells that every mask hides.
+    """
+
+    model: PreTrainedModel
+    tokenizer: transformers.PreTrainedTokenizerBase
+    end_ids: frozenset[int]
+    pad_id: int
+    context_length: int
+
+    @property
+    def hidden_size(self) -> int:
+        return self.model.config.get_text_config().hidden_size
+
+
+def load_backbone(config: ModelConfig, *, device: torch.device | str = "cpu") -> Backbone:
+    """Load the frozen backbone on ``device``, quantised where asked, with every dropout off.
+
+    Raises:
+        UserError: weights or tokenizer cannot be had, or the model is not a causal language model.
+    """
+    path = str(tiny_path("model")) if config.path == "tiny" else str(Path(config.path).expanduser())
+    common = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
+    with _explained(config, path):
+        tokenizer = AutoTokenizer.from_pretrained(path, **common)
+        model_config = AutoConfig.from_pretrained(path, **common)
+        _switch_dropout_off(model_config)
+        model = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=model_config,
+            dtype=DTYPES[config.dtype],
+            quantization_config=_quantization(config),
+            attn_implementation=config.attention,
+            device_map={"": device},
+            **common,
+        )
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    _forbid_packed_weights(model)
+    model.requires_grad_(False)
+    model.eval()
+    end_ids = _end_ids(model, tokenizer)
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or tokenizer.model_max_length
+    _check_vocabulary(model, tokenizer)
+    return Backbone(model, tokenizer, end_ids, _pad_id(tokenizer, end_ids), int(context))
+
+
+@contextmanager
+def _explained(config: ModelConfig, path: str) -> Iterator[None]:
+    try:
+        yield
+    except UserError:
+        raise
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__).strip()
+        where = "folder" if Path(path).is_dir() else "folder, and the hub did not give it either"
+        raise UserError(
+            f"model.path={config.path!r}: no model could be loaded (looked for a {where}; {first[:200]}). Point model.path at "
+            f"a folder with the weights in Transformers' format, for example model.path=~/models/{config.name}."
+        ) from error
+
+
+def _quantization(config: ModelConfig) -> BitsAndBytesConfig | None:
+    if config.quantization == "none":
+        return None
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=DTYPES[config.dtype],
+    )
+
+
+def _switch_dropout_off(config: transformers.PreTrainedConfig) -> None:
+    """Attention dropout lives in the config and fires in train mode, which gradient checkpointing needs."""
+    for part in {id(c): c for c in (config, config.get_text_config())}.values():
+        for name, value in list(vars(part).items()):
+            if ("dropout" in name or name.endswith("_pdrop")) and isinstance(value, float):
+                setattr(part, name, 0.0)
+
+
+def _forbid_packed_weights(model: nn.Module) -> None:
+    """Keep bitsandbytes from packing 4-bit weights on CPUs with AVX512-BF16.
+
+    A packed ``Linear4bit`` passes no gradient to its input ever again, and one forward in eval mode packs it.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+
+
+def _end_ids(model: PreTrainedModel, tokenizer: transformers.PreTrainedTokenizerBase) -> frozenset[int]:
+    found: set[int] = set()
+    for source in (tokenizer.eos_token_id, model.config.get_text_config().eos_token_id, _generation_eos(model)):
+        found.update([source] if isinstance(source, int) else source or [])
+    if not found:
+        raise UserError("model.path: neither the tokenizer nor the model names an end token, so no answer could ever end")
+    return frozenset(found)
+
+
+def _generation_eos(model: PreTrainedModel) -> int | list[int] | None:
+    generation = getattr(model, "generation_config", None)
+    return getattr(generation, "eos_token_id", None)
+
+
+def _pad_id(tokenizer: transformers.PreTrainedTokenizerBase, end_ids: frozenset[int]) -> int:
+    """An existing id: adding a token would resize the embeddings, and masks come from lengths anyway."""
+    return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(end_ids)
+
+
+def _check_vocabulary(model: PreTrainedModel, tokenizer: transformers.PreTrainedTokenizerBase) -> None:
+    rows = model.get_input_embeddings().weight.shape[0]
+    largest = max(tokenizer.get_vocab().values())
+    if largest >= rows:
+        raise UserError(
+            f"model.path: the tokenizer's largest id is {largest} but the model's embedding has {rows} rows: "
+            "they do not belong together"
+        )
+
+
+def cache_keyword(trunk: nn.Module) -> str:
+    """Transformers renamed ``past_key_values`` to ``cache`` in 5.x; both names are in the supported range."""
+    return "cache" if "cache" in inspect.signature(trunk.forward).parameters else "past_key_values"
