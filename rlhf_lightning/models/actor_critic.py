@@ -1,0 +1,203 @@
+"""Policy, critic, reference and reward: four readings of one backbone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from peft import PeftModel
+from torch import Tensor, nn
+
+from rlhf_lightning.config.schema import ModelConfig
+from rlhf_lightning.functional.logprobs import chunked_token_logprobs, position_ids
+from rlhf_lightning.models.adapters import add_adapters, add_score_head
+from rlhf_lightning.models.backbone import Backbone, cache_keyword
+from rlhf_lightning.models.heads import ScalarHead
+from rlhf_lightning.models.roles import Role, Roles
+from rlhf_lightning.types import Generation, Minibatch
+
+
+@dataclass(frozen=True)
+class RoleWeight:
+    """What one role adds to the backbone: tensors that train, tensors that do not, bytes."""
+
+    name: str
+    adapter: str
+    head: str
+    trainable: int
+    frozen: int
+    bytes: int
+
+
+class ActorCritic(nn.Module):
+    """The roles on one backbone, each a forward pass under its own adapter and head.
+
+    Time axis: for a response at positions ``P .. P+T-1`` the log-probability of ``a_t`` and ``V(s_t)`` are both read at
+    position ``P + t - 1``. All outputs are float32.
+
+    Args:
+        backbone: the frozen model.
+        config: ``model`` section of the config.
+        reward_path: folder of a reward adapter with its score head, or None where the reward lives elsewhere.
+        temperature: logits are divided by it in every pass.
+    """
+
+    def __init__(self, backbone: Backbone, config: ModelConfig, *, reward_path: str | None, temperature: float) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.temperature = temperature
+        self.shared_critic = config.critic == "shared"
+        self.model: PeftModel
+        self.model, adapters = add_adapters(backbone, config, reward_path=reward_path)
+        self.value_head = ScalarHead(backbone.hidden_size).to(backbone.model.device)
+        self.score_head = add_score_head(backbone, reward_path)
+        if self.score_head is not None and not self.shared_critic:
+            self.value_head.load_state_dict(self.score_head.state_dict())
+        self.roles = Roles(self.model, adapters)
+        self._trunk = [backbone.model.base_model]  # a list hides it from nn.Module: it is already a submodule once
+        self._cache_keyword = cache_keyword(self.trunk)
+        if config.gradient_checkpointing:
+            backbone.model.gradient_checkpointing_enable({"use_reentrant": False})
+
+    @property
+    def trunk(self) -> nn.Module:
+        """The decoder without its language-model head; its output is the hidden state after the final norm."""
+        return self._trunk[0]
+
+    @property
+    def device(self) -> torch.device:
+        return self.value_head.weight.device
+
+    def parameters_of(self, role: Role) -> list[nn.Parameter]:
+        """The role's trainable tensors: its adapter's, and for the critic its value head's."""
+        name = self.roles.adapter(role) if role in self.roles else None
+        found = [p for key, p in self.model.named_parameters() if name and f".{name}." in key and p.requires_grad]
+        return found + (list(self.value_head.parameters()) if role == "critic" else [])
+
+    # ---- passes that score ---------------------------------------------------------------------------------------
+
+    def policy(self, batch: Generation | Minibatch) -> tuple[Tensor, Tensor]:
+        """log pi(a_t | s_t) and the entropy of pi(. | s_t), each (B, T), under the policy adapter."""
+        with self.roles.use("policy"):
+            return self._logprobs(self._hidden(batch)[:, :-1], batch)
+
+    def reference(self, batch: Generation | Minibatch) -> Tensor:
+        """log pi_ref(a_t | s_t), (B, T)."""
+        with self.roles.use("reference"):
+            return self._logprobs(self._hidden(batch)[:, :-1], batch)[0]
+
+    def values(self, batch: Generation | Minibatch) -> Tensor:
+        """V(s_0) .. V(s_T), (B, T + 1): the last column is the state after the last column of the response."""
+        with self.roles.use("policy" if self.shared_critic else "critic"):
+            return self.value_head(self._hidden(batch))
+
+    def policy_and_values(self, batch: Generation | Minibatch, *, head_only: bool = False) -> tuple[Tensor, ...]:
+        """Log-probabilities, entropies and values from one forward of the policy's trunk (``critic=shared``).
+
+        ``head_only`` keeps the value loss out of the shared trunk: it then trains the head alone.
+        """
+        with self.roles.use("policy"):
+            hidden = self._hidden(batch)
+            logprobs, entropy = self._logprobs(hidden[:, :-1], batch)
+            return logprobs, entropy, self.value_head(hidden.detach() if head_only else hidden)
+
+    def score(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Reward of whole texts, (B,), read at the last real token by the mask, padded on either side."""
+        assert self.score_head is not None
+        positions = torch.arange(input_ids.shape[1], device=self.device)
+        last = (attention_mask.to(self.device).long() * positions).argmax(dim=1)
+        with torch.no_grad(), self.roles.use("reward"):
+            hidden = self._forward(input_ids, attention_mask)
+            return self.score_head(hidden[torch.arange(len(last), device=self.device), last])
+
+    def _hidden(self, batch: Generation | Minibatch) -> Tensor:
+        """Hidden states at positions P-1 .. P+T-1, (B, T + 1, H)."""
+        ids = torch.cat([batch.prompt_ids, batch.response_ids], dim=1)
+        mask = torch.cat([batch.prompt_mask, batch.response_mask], dim=1)
+        return self._forward(ids, mask)[:, batch.prompt_ids.shape[1] - 1 :]
+
+    def _forward(self, ids: Tensor, mask: Tensor, **keywords) -> Tensor:
+        ids, mask = ids.to(self.device), mask.to(self.device)
+        return self.trunk(
+            input_ids=ids, attention_mask=mask.long(), position_ids=position_ids(mask), use_cache=False, **keywords
+        ).last_hidden_state
+
+    def _logprobs(self, hidden: Tensor, batch: Generation | Minibatch) -> tuple[Tensor, Tensor]:
+        weight, bias, softcap = self.head()
+        return chunked_token_logprobs(
+            hidden, weight, batch.response_ids.to(self.device), temperature=self.temperature, bias=bias, softcap=softcap
+        )
+
+    # ---- sampling ------------------------------------------------------------------------------------------------
+
+    def head(self) -> tuple[Tensor, Tensor | None, float | None]:
+        """Weight (V, H), bias (V,) and soft cap of the language-model head."""
+        module = self.backbone.model.get_output_embeddings()
+        softcap = getattr(self.backbone.model.config.get_text_config(), "final_logit_softcapping", None)
+        return module.weight, getattr(module, "bias", None), softcap
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Next-token logits divided by the temperature, float32, (N, H) -> (N, V)."""
+        weight, bias, softcap = self.head()
+        logits = torch.nn.functional.linear(hidden.to(weight.dtype), weight, bias).float()
+        if softcap is not None:
+            logits = softcap * torch.tanh(logits / softcap)
+        return logits / self.temperature
+
+    def stepper(self, cache) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        """A function ``(ids (B, n), mask (B, all so far), positions (B, n)) -> hidden of the last position (B, H)``."""
+
+        def step(ids: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
+            keywords = {self._cache_keyword: cache, "use_cache": True}
+            hidden = self.trunk(input_ids=ids, attention_mask=mask.long(), position_ids=positions, **keywords)
+            return hidden.last_hidden_state[:, -1]
+
+        return step
+
+    # ---- what it weighs ------------------------------------------------------------------------------------------
+
+    def weights(self) -> list[RoleWeight]:
+        """Tensors and bytes of the backbone and of what each role adds to it."""
+        lora = {key: p for key, p in self.model.named_parameters() if ".lora_" in key}
+        base = [p for key, p in self.model.named_parameters() if key not in lora]
+        buffers = sum(_bytes(state) for state in _quantization_state(self.backbone.model))
+        rows = [RoleWeight("backbone", "", "", 0, sum(map(_count, base)), sum(map(_bytes, base)) + buffers)]
+        heads = {"critic": ("value head", self.value_head), "reward": ("score head", self.score_head)}
+        for role in ("policy", "critic", "reference", "reward"):
+            if role not in self.roles:
+                continue
+            name = self.roles.adapter(role)
+            label, head = heads.get(role, ("language-model head", None))
+            own = [] if role == "critic" and self.shared_critic else [p for k, p in lora.items() if f".{name}." in k]
+            own += list(head.parameters()) if head is not None else []
+            trains = [p for p in own if p.requires_grad]
+            adapter = f"{name} (shared)" if role == "critic" and self.shared_critic else name or "none: the backbone itself"
+            rows.append(
+                RoleWeight(
+                    role, adapter, label, sum(map(_count, trains)), sum(map(_count, own)) - sum(map(_count, trains)),
+                    sum(map(_bytes, own)),
+                )
+            )  # fmt: skip
+        return rows
+
+
+def _count(parameter: Tensor) -> int:
+    """Weights behind a tensor: 4-bit storage holds two in a byte, and knows its own shape."""
+    state = getattr(parameter, "quant_state", None)
+    return parameter.numel() if state is None else state.shape.numel()
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _quantization_state(model: nn.Module) -> list[Tensor]:
+    """Block maxima and code books beside the 4-bit weights, which are no parameters and still take memory."""
+    found = []
+    for parameter in model.parameters():
+        state = getattr(parameter, "quant_state", None)
+        while state is not None:
+            found += [t for t in (state.absmax, state.code) if t is not None]
+            state = state.state2
+    return found

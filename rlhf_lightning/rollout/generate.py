@@ -1,0 +1,154 @@
+"""Sampling answers: our own loop over the backbone's forward with a key-value cache.
+
+Against ``generate()``: the settings are the ones given here and nothing else, the draw of a row does not depend on its
+neighbours, finished rows leave the batch, and no step's scores are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedTokenizerBase
+
+from rlhf_lightning.config.schema import GenerationConfig
+from rlhf_lightning.functional.logprobs import position_ids
+from rlhf_lightning.models.actor_critic import ActorCritic
+from rlhf_lightning.models.roles import Role
+from rlhf_lightning.rollout.sampling import draw, filter_logits, uniforms
+from rlhf_lightning.types import Ended, Generation, Prompts
+
+
+@torch.no_grad()
+def generate(
+    actor_critic: ActorCritic,
+    prompts: Prompts,
+    config: GenerationConfig,
+    *,
+    seed: int,
+    iteration: int,
+    role: Role = "policy",
+    greedy: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Generation:
+    """Sample one answer to each prompt.
+
+    Args:
+        prompts: B prompts; ``prompts.rows`` number them in the global batch and fix their random numbers.
+        config: length limit, temperature (already in ``actor_critic``), filters, stop texts, rows side by side.
+        role: whose distribution: ``policy`` or ``reference``.
+        greedy: the likeliest token instead of a draw.
+        progress: called with (answers finished, B).
+
+    Returns:
+        The answers on the CPU, as wide as the longest of them.
+    """
+    order = sorted(range(len(prompts.ids)), key=lambda i: len(prompts.ids[i]))
+    tokens: list[list[int]] = [[] for _ in order]
+    ended: list[Ended] = ["length" for _ in order]
+    done = 0
+    with actor_critic.roles.use(role):
+        for start in range(0, len(order), config.batch_size):
+            chosen = order[start : start + config.batch_size]
+            u = uniforms([prompts.rows[i] for i in chosen], config.max_new_tokens, seed=seed, iteration=iteration)
+            batch = _Batch(actor_critic, [prompts.ids[i] for i in chosen], config, None if greedy else u)
+            for row, answer, reason in batch.run():
+                tokens[chosen[row]], ended[chosen[row]] = answer, reason
+                done += 1
+                if progress is not None:
+                    progress(done, len(order))
+    pad = actor_critic.backbone.pad_id
+    prompt_ids, prompt_mask = pad_rows(prompts.ids, pad, left=True)
+    response_ids, response_mask = pad_rows(tokens, pad, left=False)
+    return Generation(prompt_ids, prompt_mask, response_ids, response_mask, torch.tensor(prompts.rows), tuple(ended))
+
+
+class _Batch:
+    """Rows that are sampled side by side; a row leaves when it ends."""
+
+    def __init__(
+        self, actor_critic: ActorCritic, ids: Sequence[Sequence[int]], config: GenerationConfig, u: Tensor | None
+    ) -> None:
+        self.model, self.config, self.u = actor_critic, config, u
+        backbone = actor_critic.backbone
+        self.end_ids, self.tokenizer = backbone.end_ids, backbone.tokenizer
+        self.ids, self.mask = (t.to(actor_critic.device) for t in pad_rows(ids, backbone.pad_id, left=True))
+        self.cache = DynamicCache(config=backbone.model.config)
+        self.window = stop_window(config.stop, self.tokenizer)
+
+    def run(self):
+        """Yields (row, tokens, reason) as rows end."""
+        device = self.model.device
+        step = self.model.stepper(self.cache)
+        alive = torch.arange(len(self.ids))
+        answers: list[list[int]] = [[] for _ in alive]
+        ids, mask, positions = self.ids, self.mask, position_ids(self.mask)
+        for t in range(self.config.max_new_tokens):
+            logits = self.model.logits(step(ids, mask, positions))
+            chosen = self._choose(logits, alive, t).tolist()
+            keep: list[int] = []
+            for place, (row, token) in enumerate(zip(alive.tolist(), chosen, strict=True)):
+                answers[row].append(token)
+                reason = self._reason(answers[row], last=t + 1 == self.config.max_new_tokens)
+                if reason is None:
+                    keep.append(place)
+                else:
+                    yield row, answers[row], reason
+            if not keep:
+                return
+            tokens = torch.tensor(chosen, device=device)
+            if len(keep) < len(alive):
+                kept = torch.tensor(keep, device=device)
+                self.cache.batch_select_indices(kept)
+                alive, tokens, mask, positions = alive[keep], tokens[kept], mask[kept], positions[kept]
+            ids = tokens.unsqueeze(1)
+            mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
+            positions = positions[:, -1:] + 1
+
+    def _choose(self, logits: Tensor, alive: Tensor, t: int) -> Tensor:
+        if self.u is None:
+            return logits.argmax(dim=1)
+        logits = filter_logits(logits, top_k=self.config.top_k, top_p=self.config.top_p)
+        return draw(logits, self.u[alive, t].to(logits.device))
+
+    def _reason(self, answer: list[int], *, last: bool) -> Ended | None:
+        if answer[-1] in self.end_ids:
+            return "eos"
+        if self.config.stop:
+            tail = self.tokenizer.decode(answer[-self.window :], skip_special_tokens=False)
+            if any(text in tail for text in self.config.stop):
+                return "stop"
+        return "length" if last else None
+
+
+def stop_window(stop: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> int:
+    """Last tokens of an answer that can hold a stop text which was not there one token before.
+
+    A token carries at least one byte of the text, and a few more tokens let a cut character decode whole.
+    """
+    return max((len(text.encode()) for text in stop), default=0) + 4
+
+
+def pad_rows(rows: Sequence[Sequence[int]], pad_id: int, *, left: bool) -> tuple[Tensor, Tensor]:
+    """Rows of ids as a rectangle: ids (B, W) int64 and mask (B, W) bool, True on what was given."""
+    width = max((len(row) for row in rows), default=0)
+    ids = torch.full((len(rows), width), pad_id, dtype=torch.long)
+    mask = torch.zeros(len(rows), width, dtype=torch.bool)
+    for i, row in enumerate(rows):
+        place = slice(width - len(row), width) if left else slice(0, len(row))
+        ids[i, place] = torch.tensor(row, dtype=torch.long)
+        mask[i, place] = True
+    return ids, mask
+
+
+def texts(generation: Generation, tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+    """Answers as the reward reads them: whole responses decoded at once, specials and the end token left out."""
+    decoded = []
+    for ids, length, ended in zip(generation.response_ids.tolist(), generation.lengths.tolist(), generation.ended, strict=True):
+        decoded.append(
+            tokenizer.decode(
+                ids[: length - (ended == "eos")], skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+        )
+    return tuple(decoded)

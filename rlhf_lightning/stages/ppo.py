@@ -1,0 +1,253 @@
+"""PPO on one backbone: ``training_step`` is one iteration, a rollout and several epochs of clipped updates.
+
+One epoch of Lightning's Trainer is one iteration, so ``trainer.current_epoch`` counts rollouts and
+``trainer.global_step`` counts optimizer steps.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+
+from rlhf_lightning.config.schema import Config
+from rlhf_lightning.errors import UserError
+from rlhf_lightning.functional.kl import AdaptiveBeta
+from rlhf_lightning.functional.moments import RunningMoments
+from rlhf_lightning.models.actor_critic import ActorCritic
+from rlhf_lightning.rewards.base import Reward
+from rlhf_lightning.rollout.collect import collect
+from rlhf_lightning.rollout.generate import generate, texts
+from rlhf_lightning.rollout.minibatches import micro_batches, minibatch_rows
+from rlhf_lightning.stages.losses import UpdateStats, policy_terms, value_terms
+from rlhf_lightning.stages.report import rollout_metrics
+from rlhf_lightning.stages.schedule import rate_factor, steps_per_iteration
+from rlhf_lightning.types import Prompts, Rollout
+
+
+class PPO(LightningModule):
+    """Proximal policy optimization of a language model (Schulman et al. 2017; Ziegler et al. 2019).
+
+    After each iteration ``metrics`` holds the figures by name and ``rollout`` the experience behind them.
+
+    Args:
+        actor_critic: the roles on their backbone.
+        reward: judges texts.
+        config: the whole validated config.
+    """
+
+    def __init__(self, actor_critic: ActorCritic, reward: Reward, config: Config) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.strict_loading = True
+        self.save_hyperparameters(config.model_dump(mode="json"))
+        self.actor_critic = actor_critic
+        self.reward = reward
+        self.config = config
+        self.beta = AdaptiveBeta(config.ppo.beta, target=config.ppo.kl_target, horizon=config.ppo.kl_horizon)
+        self.moments = RunningMoments()
+        self.counters = {"iteration": 0, "optimizer_steps": 0, "responses": 0, "tokens": 0}
+        self.metrics: dict[str, float] = {}
+        self.rollout: Rollout | None = None
+        self.progress: Callable[[str, int, int], None] = lambda phase, done, total: None
+
+    @property
+    def total_iterations(self) -> int:
+        return self.config.ppo.iterations
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """One AdamW, two groups: ``policy`` and ``critic`` each have their own learning rate."""
+        policy = self.actor_critic.parameters_of("policy")
+        taken = {id(p) for p in policy}
+        critic = [p for p in self.actor_critic.parameters_of("critic") if id(p) not in taken]
+        groups = [
+            {"params": policy, "lr": self.config.ppo.lr, "name": "policy"},
+            {"params": critic, "lr": self.config.ppo.critic_lr, "name": "critic"},
+        ]
+        return torch.optim.AdamW(groups, weight_decay=0.0)
+
+    # ---- one iteration -------------------------------------------------------------------------------------------
+
+    def training_step(self, prompts: Prompts, batch_index: int) -> None:
+        iteration = self.counters["iteration"]
+        beta = self.beta.beta
+        started = time.perf_counter()
+        self.actor_critic.eval()
+        rollout, clock = self._roll_out(prompts, iteration, beta)
+        updating = time.perf_counter()
+        stats = self._update(rollout, iteration, beta)
+        clock["time/update_s"] = time.perf_counter() - updating
+        self.rollout = rollout
+        self.metrics = rollout_metrics(rollout, beta=beta) | stats.metrics() | clock | {"ppo/beta": beta}
+        rates = [group["lr"] for group in self._optimizer().param_groups]
+        self.metrics |= {"ppo/lr": rates[0], "ppo/critic_lr": rates[1]}
+        self.metrics["throughput/tokens_per_s"] = self.metrics["rollout/tokens"] / (time.perf_counter() - started)
+        self.beta.update(self.metrics["objective/kl"], responses=len(rollout))
+        self.counters["iteration"] += 1
+        self.counters["responses"] += len(rollout)
+        self.counters["tokens"] += int(rollout.response_mask.sum())
+
+    def _roll_out(self, prompts: Prompts, iteration: int, beta: float) -> tuple[Rollout, dict[str, float]]:
+        start = time.perf_counter()
+        generation = generate(
+            self.actor_critic,
+            prompts,
+            self.config.generation,
+            seed=self.config.seed,
+            iteration=iteration,
+            progress=lambda done, total: self.progress("rollout", done, total),
+        )
+        sampled = time.perf_counter()
+        responses = texts(generation, self.actor_critic.backbone.tokenizer)
+        rollout = collect(
+            self.actor_critic,
+            generation,
+            prompts=prompts.texts,
+            responses=responses,
+            scored=self.reward(prompts.texts, responses),
+            config=self.config.ppo,
+            beta=beta,
+            moments=self.moments,
+            progress=lambda done, total: self.progress("score", done, total),
+        )
+        return rollout, {"time/rollout_s": sampled - start, "time/score_s": time.perf_counter() - sampled}
+
+    # ---- the update ----------------------------------------------------------------------------------------------
+
+    def _update(self, rollout: Rollout, iteration: int, beta: float) -> UpdateStats:
+        ppo, seed = self.config.ppo, self.config.seed
+        stats = UpdateStats(steps=steps_per_iteration(ppo), epochs=ppo.epochs)
+        if ppo_checkpoints := self.config.model.gradient_checkpointing:
+            self.actor_critic.train()
+        for epoch in range(ppo.epochs):
+            for rows in minibatch_rows(len(rollout), ppo.minibatch_size, seed=seed, iteration=iteration, epoch=epoch):
+                if not self._step(rollout, rows, iteration, beta, stats):
+                    break
+                self.progress("update", stats.done, stats.steps)
+            else:
+                continue
+            break
+        if ppo_checkpoints:
+            self.actor_critic.eval()
+        return stats
+
+    def _step(self, rollout: Rollout, rows: Tensor, iteration: int, beta: float, stats: UpdateStats) -> bool:
+        """One optimizer step over ``rows``; False, with nothing stepped, once approx_kl is past ``ppo.target_kl``."""
+        ppo, model = self.config.ppo, self.actor_critic
+        optimizer = self._optimizer()
+        optimizer.zero_grad()
+        critic_only = iteration < ppo.critic_warmup
+        denominator = int(rollout.response_mask[rows].sum())
+        stats.begin_step()
+        for batch in micro_batches(rollout, rows, ppo.micro_batch_size):
+            batch = batch.to(model.device)
+            if model.shared_critic:
+                with model.roles.use("policy"):
+                    logprobs, entropy, values = model.policy_and_values(batch, head_only=critic_only)
+                    loss = value_terms(values[:, :-1], batch, ppo, denominator, stats)
+                    if not critic_only:
+                        loss = loss + policy_terms(logprobs, entropy, batch, ppo, beta, denominator, stats)
+                    self.manual_backward(loss)
+                continue
+            if not critic_only:
+                with model.roles.use("policy"):
+                    loss = policy_terms(*model.policy(batch), batch, ppo, beta, denominator, stats)
+                    self.manual_backward(loss)
+            with model.roles.use("critic"):
+                loss = value_terms(model.values(batch)[:, :-1], batch, ppo, denominator, stats)
+                self.manual_backward(loss)
+        if ppo.target_kl is not None and stats.step_approx_kl > ppo.target_kl:
+            optimizer.zero_grad()
+            return False
+        self._set_rates(iteration * stats.steps + stats.done)
+        norms = {group["name"]: _clip(group["params"], ppo.max_grad_norm) for group in optimizer.param_groups}
+        if not all(math.isfinite(norm) for norm in norms.values()):
+            bad = next(name for name, norm in norms.items() if not math.isfinite(norm))
+            raise UserError(
+                f"the gradient of the {bad} is not finite in iteration {iteration}: nothing was stepped; "
+                f"a lower ppo.{'lr' if bad == 'policy' else 'critic_lr'} or model.dtype=float32 usually cures it"
+            )
+        optimizer.step()
+        optimizer.zero_grad()
+        stats.end_step(norms)
+        self.counters["optimizer_steps"] += 1
+        return True
+
+    def _set_rates(self, step: int) -> None:
+        ppo = self.config.ppo
+        total = ppo.iterations * steps_per_iteration(ppo)
+        factor = rate_factor(step, total=total, warmup=ppo.warmup, schedule=ppo.lr_schedule)
+        for group, peak in zip(self._optimizer().param_groups, (ppo.lr, ppo.critic_lr), strict=True):
+            group["lr"] = peak * factor
+
+    def _optimizer(self) -> Any:
+        return self.optimizers()
+
+    # ---- looking at it -------------------------------------------------------------------------------------------
+
+    def answer(self, prompts: Prompts, *, role: str = "policy", greedy: bool = False) -> list[tuple[str, float]]:
+        """Answers to prompts and their scores, always with the same random numbers; trains nothing."""
+        generation = generate(
+            self.actor_critic, prompts, self.config.generation, seed=self.config.seed, iteration=-1, role=role, greedy=greedy
+        )  # fmt: skip
+        responses = texts(generation, self.actor_critic.backbone.tokenizer)
+        return list(zip(responses, self.reward(prompts.texts, responses).scores.tolist(), strict=True))
+
+    # ---- saving --------------------------------------------------------------------------------------------------
+
+    def _trainable(self) -> dict[str, torch.nn.Parameter]:
+        return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The tensors that train, and nothing of the backbone."""
+        return {name: parameter.detach() for name, parameter in self._trainable().items()}
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+        """Copy a checkpoint's tensors; the names have to match exactly.
+
+        Raises:
+            UserError: a tensor is missing, left over, or of another shape.
+        """
+        own = self._trainable()
+        odd = sorted(set(own) ^ set(state_dict)) or [k for k in own if own[k].shape != state_dict[k].shape]
+        if odd:
+            raise UserError(
+                f"resume: the checkpoint does not belong to this model and config: {len(odd)} tensors do not match "
+                f"(first: {odd[0]})"
+            )
+        with torch.no_grad():
+            for name, parameter in own.items():
+                parameter.copy_(state_dict[name])
+        return torch.nn.modules.module._IncompatibleKeys([], [])
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["ppo"] = {
+            "counters": dict(self.counters),
+            "beta": self.beta.state_dict(),
+            "moments": self.moments.state_dict(),
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        saved = checkpoint["ppo"]
+        self.counters = dict(saved["counters"])
+        self.beta.load_state_dict(saved["beta"])
+        self.moments.load_state_dict(saved["moments"])
+
+    def save_adapters(self, folder: Path) -> None:
+        """Adapters in PEFT's format, one folder a role, the value head beside the critic's."""
+        model = self.actor_critic
+        names = ["policy"] if model.shared_critic else ["policy", "critic"]
+        model.model.save_pretrained(str(folder), selected_adapters=names)
+        (folder / "critic").mkdir(exist_ok=True)
+        model.value_head.save(folder / "critic" / "value_head.safetensors")
+
+
+def _clip(parameters: list[torch.nn.Parameter], limit: float) -> float:
+    """Scale gradients down to ``limit``; the norm before, 0 where nothing has a gradient."""
+    return float(torch.nn.utils.clip_grad_norm_([p for p in parameters if p.grad is not None], limit))
