@@ -1,0 +1,61 @@
+"""What a run shows and leaves behind, one callback a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lightning.pytorch import Callback
+
+from rlhf_lightning.callbacks.before_after import BeforeAfter
+from rlhf_lightning.callbacks.checkpoint import Checkpoints
+from rlhf_lightning.callbacks.metrics import Metrics
+from rlhf_lightning.callbacks.progress import Progress
+from rlhf_lightning.callbacks.samples import Samples
+from rlhf_lightning.callbacks.summary import Summary, write_failure
+from rlhf_lightning.callbacks.throughput import Throughput
+from rlhf_lightning.config.schema import Config
+
+__all__ = [
+    "BeforeAfter",
+    "Checkpoints",
+    "Metrics",
+    "Progress",
+    "Samples",
+    "Summary",
+    "Throughput",
+    "build_callbacks",
+    "write_failure",
+]
+
+
+def build_callbacks(config: Config, run_dir: Path, *, resume_from: int = 0) -> list[Callback]:
+    """The callbacks of a run, in the order in which they must run.
+
+    BeforeAfter precedes Throughput, whose clock it must not run into; Throughput completes the metrics that
+    all the others read; Samples hands its table to the tracker before Metrics closes the point; Summary reads
+    Metrics' row; Checkpoints saves the state of them all.
+
+    ``resume_from``: the first iteration that this process will run, 0 for a new run.
+    """
+    responses = config.ppo.prompts_per_iteration * config.ppo.samples_per_prompt
+    own = config.callbacks
+    metrics = Metrics(run_dir / "metrics.csv", resume_from=resume_from)
+    callbacks: list[Callback] = []
+    if own.show:
+        callbacks.append(BeforeAfter(run_dir / "before_after.json", count=own.show, seed=config.seed))
+    callbacks += [
+        Throughput(),
+        Samples(
+            run_dir / "samples.jsonl",
+            count=own.samples,
+            responses=responses,
+            seed=config.seed,
+            table_every=own.sample_table_every,
+            resume_from=resume_from,
+        ),
+        metrics,
+        Summary(run_dir / "summary.json", metrics=metrics, objective=config.objective),
+        Progress(live=own.progress),
+        Checkpoints(run_dir, objective=config.objective, every=own.checkpoint_every),
+    ]
+    return callbacks

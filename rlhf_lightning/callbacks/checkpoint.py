@@ -1,0 +1,120 @@
+"""last.ckpt, best.ckpt and the adapters, each put in place whole.
+
+Lightning's ModelCheckpoint is not used: it removes the old file before or after writing the new one in place,
+so a kill at the wrong moment leaves a torn ``last.ckpt``; it also counts in optimizer steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import math
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from rlhf_lightning.callbacks.contract import iterating
+from rlhf_lightning.callbacks.files import publish
+from rlhf_lightning.errors import UserError
+
+
+class Checkpoints(Callback):
+    """Saves every ``every`` iterations and at the end; keeps the best by the plain value of ``objective``.
+
+    Higher is better; every iteration is judged, and a new best is saved at once. The value is one rollout's
+    mean, so "best" carries its sampling noise. It must be the last callback: what the others changed is in
+    the file.
+    """
+
+    def __init__(self, run_dir: Path, *, objective: str, every: int) -> None:
+        self.folder = run_dir / "checkpoints"
+        self.adapters = run_dir / "adapters"
+        self._objective = objective
+        self._every = every
+        self._best_value: float | None = None
+        self._best_iteration: int | None = None
+        self._saved_iteration = -1
+
+    @property
+    def last(self) -> Path:
+        return self.folder / "last.ckpt"
+
+    @property
+    def best(self) -> Path:
+        return self.folder / "best.ckpt"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best_value": self._best_value, "best_iteration": self._best_iteration}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._best_value = state_dict["best_value"]
+        self._best_iteration = state_dict["best_iteration"]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_global_zero:
+            self.folder.mkdir(parents=True, exist_ok=True)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        module, iteration = iterating(pl_module), trainer.current_epoch
+        improved = self._judge(module.metrics, iteration)
+        ends = iteration + 1 >= module.total_iterations or trainer.should_stop
+        due = ends or (iteration + 1) % self._every == 0
+        if not (due or improved):
+            return
+        temporary = self.folder / ".writing.tmp"
+        trainer.save_checkpoint(temporary)  # on every rank; rank zero writes
+        if trainer.is_global_zero:
+            if due and improved:
+                self._link(temporary, self.best)
+            publish(temporary, self.last if due else self.best)
+        if due:
+            self._saved_iteration = iteration
+            self._save_adapters(trainer, pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.global_step == 0 or self._saved_iteration < 0 or not self.last.exists():
+            raise RuntimeError(
+                f"training ended without a checkpoint in {self.folder}: {trainer.global_step} steps "
+                f"were counted and the last saved iteration is {self._saved_iteration}"
+            )
+
+    def _judge(self, metrics: dict[str, float], iteration: int) -> bool:
+        if self._objective not in metrics:
+            near = difflib.get_close_matches(self._objective, metrics, n=1)
+            hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(sorted(metrics))}"
+            raise UserError(f"objective={self._objective} is no metric of this run{hint}")
+        value = float(metrics[self._objective])
+        if math.isnan(value) or (self._best_value is not None and value <= self._best_value):
+            return False
+        self._best_value, self._best_iteration = value, iteration
+        return True
+
+    @staticmethod
+    def _link(source: Path, final: Path) -> None:
+        """Give one written file a second name; where the file system has no links, a copy."""
+        temporary = final.with_name(f".{final.name}.tmp")
+        temporary.unlink(missing_ok=True)
+        try:
+            os.link(source, temporary)
+        except OSError:
+            shutil.copyfile(source, temporary)
+        publish(temporary, final)
+
+    def _save_adapters(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        temporary, old = self.adapters.with_name(".adapters.tmp"), self.adapters.with_name(".adapters.old")
+        if trainer.is_global_zero:
+            for folder in (temporary, old):
+                shutil.rmtree(folder, ignore_errors=True)
+            temporary.mkdir(parents=True)
+        trainer.strategy.barrier("adapters")
+        iterating(pl_module).save_adapters(temporary)
+        trainer.strategy.barrier("adapters written")
+        if trainer.is_global_zero:
+            # A folder cannot be replaced in one step; the old one stays until the new one has its name.
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(self.adapters, old)
+            os.rename(temporary, self.adapters)
+            shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,163 @@
+"""What a person sees before and after a run.
+
+Prompts and answers are untrusted: they are shown as plain text, never read as rich's markup, and their
+control characters are spelt out, so that no answer can move the cursor, set the window title or hide what it
+says.
+"""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rlhf_lightning.config.schema import Config
+
+if TYPE_CHECKING:  # the console starts before torch is loaded
+    from rlhf_lightning.models.actor_critic import RoleWeight
+
+_BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One proof of the doctor: what was examined, whether it held, the number that says so."""
+
+    name: str
+    passed: bool
+    figure: str
+
+
+def make_console() -> Console:
+    """The console of a run; colours only on a terminal."""
+    return Console(highlight=False)
+
+
+def safe_text(text: str) -> Text:
+    """Untrusted text for the terminal: control and direction characters, line breaks too, as escapes."""
+    return Text("".join(_visible(character) for character in text))
+
+
+def _visible(character: str) -> str:
+    unseen = unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") or character in _BIDI
+    return character.encode("unicode_escape").decode("ascii") if unseen else character
+
+
+def count_text(count: int) -> str:
+    """A number of parameters in three digits: 938, 12.3k, 1.24M, 6.74B."""
+    return _scaled(count, 1000, ("", "k", "M", "B", "T"))
+
+
+def bytes_text(size: int) -> str:
+    """A size in three digits, in units of 1024: 512 B, 3.50 MiB."""
+    return _scaled(size, 1024, (" B", " KiB", " MiB", " GiB", " TiB"))
+
+
+def _scaled(value: float, base: int, units: Sequence[str]) -> str:
+    step = 0
+    while value >= base and step < len(units) - 1:
+        value /= base
+        step += 1
+    digits = 0 if step == 0 or value >= 99.95 else 1 if value >= 9.995 else 2
+    return f"{value:.{digits}f}{units[step]}"
+
+
+def print_plan(console: Console, config: Config, *, roles: Sequence[RoleWeight]) -> None:
+    """What is about to run, and what it weighs, role by role."""
+    ppo, model = config.ppo, config.model
+    responses = ppo.prompts_per_iteration * ppo.samples_per_prompt
+    plan = Table.grid(padding=(0, 2))
+    plan.add_column(style="bold")
+    plan.add_column()
+    storage = f"{model.quantization}, {model.dtype}, LoRA r={model.lora.r}"
+    length = config.generation.max_new_tokens
+    rates = f"lr {ppo.lr:g}, critic lr {ppo.critic_lr:g}"
+    for name, text in (
+        ("model", f"{model.name} ({model.path}), {storage}"),
+        ("data", config.data.path),
+        ("reward", config.reward.kind),
+        ("run", f"{ppo.iterations} iterations of {responses} answers, at most {length} tokens each"),
+        ("update", f"{ppo.epochs} epochs, minibatches of {ppo.minibatch_size}, {rates}"),
+        ("", f"clip {ppo.clip:g}, beta {ppo.beta:g}"),
+    ):
+        plan.add_row(name, Text(text))
+    console.print(plan)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("role", "adapter", "head"):
+        table.add_column(name)
+    for name in ("trainable", "frozen", "memory"):
+        table.add_column(name, justify="right")
+    for role in roles:
+        sizes = (count_text(role.trainable), count_text(role.frozen), bytes_text(role.bytes))
+        table.add_row(Text(role.name), Text(role.adapter), Text(role.head), *sizes)
+    table.add_section()
+    totals = [sum(getattr(role, field) for role in roles) for field in ("trainable", "frozen", "bytes")]
+    table.add_row("total", "", "", count_text(totals[0]), count_text(totals[1]), bytes_text(totals[2]))
+    console.print()
+    console.print(table)
+    console.print()
+
+
+def print_samples(console: Console, rows: Sequence[dict[str, Any]]) -> None:
+    """A few prompts with the answers before and after training and their scores, from before_after.json."""
+    for row in rows:
+        console.print(Text("prompt  ", style="bold") + safe_text(row["prompt"]))
+        for moment in ("before", "after"):
+            if row[moment] is not None:
+                score = Text(
+                    f"{moment:<6}{row[f'{moment}_score']:>+9.3f}  ", style="dim" if moment == "before" else ""
+                )
+                console.print(score + safe_text(row[moment]))
+        console.print()
+
+
+def next_command(config: Config) -> str:
+    """One command that leads on from this run: from the embedded demo to a sweep, else to other seeds."""
+    if config.model.path == "tiny":
+        return "python train.py -m ppo.beta=0.02,0.05,0.1 ppo.clip=0.1,0.2,0.3"
+    return f"python train.py -m seed={config.seed + 1},{config.seed + 2}  (with the settings of this run)"
+
+
+def print_end(console: Console, run_dir: Path, config: Config) -> None:
+    """The answers before and after, the figures, where the results are, and what to try next.
+
+    Reads before_after.json and summary.json in ``run_dir``, as far as they are there.
+    """
+    console.print()
+    samples, summary = run_dir / "before_after.json", run_dir / "summary.json"
+    if samples.exists():
+        print_samples(console, json.loads(samples.read_text(encoding="utf-8")))
+    if summary.exists():
+        figures = json.loads(summary.read_text(encoding="utf-8"))
+        best, last = figures["best"].get(config.objective), figures["last"].get(config.objective)
+        if best is not None and last is not None:
+            console.print(
+                f"{config.objective} {last:.3f} (best {best:.3f}, "
+                f"iteration {figures['best']['iteration'] + 1:.0f}), "
+                f"{figures['tokens_per_s']:,.0f} tokens/s, {figures['peak_memory_gb']:.2f} GiB, "
+                f"{figures['wall_s']:.0f} s",
+                markup=False,
+            )
+    # soft_wrap: a path or command cut in two could not be copied.
+    console.print(f"results   {run_dir}", markup=False, soft_wrap=True)
+    console.print(f"next      {next_command(config)}", markup=False, soft_wrap=True)
+
+
+def print_checks(console: Console, checks: Sequence[Check]) -> None:
+    """The doctor's table: each proof with pass or fail and its figure."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("check", "result", "figure"):
+        table.add_column(name)
+    for check in checks:
+        result = Text("pass", style="green") if check.passed else Text("FAIL", style="bold red")
+        table.add_row(Text(check.name), result, Text(check.figure))
+    console.print(table)
+    failed = sum(not check.passed for check in checks)
+    console.print(f"{len(checks) - failed} of {len(checks)} checks passed")
