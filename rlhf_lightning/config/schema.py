@@ -5,15 +5,29 @@ Only pydantic is imported here, so that a wrong command is answered before torch
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 
 class Section(BaseModel):
     """A part of the config: unknown keys are refused, and nothing changes after validation."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_silent_conversion(cls, value: Any, info: ValidationInfo) -> Any:
+        """``true`` is no number, although Python counts it as 1; a bare number is fine where a text is wanted."""
+        assert info.field_name is not None
+        annotation = cls.model_fields[info.field_name].annotation
+        kinds = {annotation, *get_args(annotation)}
+        if isinstance(value, bool) and kinds & {int, float}:
+            raise ValueError("a number is wanted")
+        if type(value) is int and str in kinds:
+            return str(value)
+        return value
 
 
 class StageConfig(Section):
@@ -57,6 +71,21 @@ class PPOConfig(Section):
     clip_scores: float | None = Field(None, gt=0, description="scores are cut to -c .. c, after normalisation")
     bootstrap_truncated: bool = Field(False, description="a cut answer's last value is the critic's, not 0")
 
+    @property
+    def responses(self) -> int:
+        """Answers in one iteration, over all ranks."""
+        return self.prompts_per_iteration * self.samples_per_prompt
+
+    @property
+    def steps_per_iteration(self) -> int:
+        """Optimizer steps that one rollout feeds when no epoch is ended early."""
+        return self.epochs * (self.responses // self.minibatch_size)
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole run: the horizon of every learning-rate schedule."""
+        return self.iterations * self.steps_per_iteration
+
 
 class LoRAConfig(Section):
     """Shape of the adapters (Hu et al. 2021)."""
@@ -77,7 +106,7 @@ class ModelConfig(Section):
     dtype: Literal["float32", "bfloat16", "float16"] = Field("bfloat16", description="dtype of the arithmetic")
     attention: Literal["sdpa", "eager", "flash_attention_2"] = Field("sdpa", description="attention kernel")
     trust_remote_code: bool = Field(False, description="run Python code that comes with the model")
-    lora: LoRAConfig = LoRAConfig()
+    lora: LoRAConfig = Field(LoRAConfig(), description="shape of the adapters")
     critic: Literal["adapter", "shared"] = Field("adapter", description="the critic's own adapter, or the policy's")
     adapter: str | None = Field(None, description="folder of an SFT adapter to start from")
     gradient_checkpointing: bool = Field(False, description="trade time for memory in the update")
@@ -108,7 +137,7 @@ class DataConfig(Section):
 class LearnedRewardConfig(Section):
     """A reward adapter and score head on the policy's own backbone."""
 
-    kind: Literal["learned"]
+    kind: Literal["learned"] = Field(description="a reward adapter on the policy's backbone")
     path: str = Field("tiny", description="folder of a reward adapter with its score head; tiny: the embedded one")
     batch_size: int = Field(32, ge=1, description="answers in one forward pass")
 
@@ -116,7 +145,7 @@ class LearnedRewardConfig(Section):
 class ClassifierRewardConfig(Section):
     """A separate frozen sequence classifier with its own tokenizer, fed text."""
 
-    kind: Literal["classifier"]
+    kind: Literal["classifier"] = Field(description="a separate sequence classifier")
     path: str = Field(description="folder or hub id of a sequence classifier")
     label: int = Field(-1, description="which logit is the score; a single logit is taken as it is")
     probability: bool = Field(False, description="softmax or sigmoid of the logits instead of the logit")
@@ -128,7 +157,7 @@ class ClassifierRewardConfig(Section):
 class FunctionRewardConfig(Section):
     """A Python function: lists of prompts and responses in, one float for each out."""
 
-    kind: Literal["function"]
+    kind: Literal["function"] = Field(description="a Python function")
     function: str = Field(pattern=r"^[\w.]+:[\w.]+$", description="package.module:name")
     timeout_s: float = Field(60.0, gt=0, description="seconds for one batch before the run stops")
 
@@ -136,16 +165,25 @@ class FunctionRewardConfig(Section):
 class LengthRewardConfig(Section):
     """Minus the distance of the answer's length from a target, as a share of the target."""
 
-    kind: Literal["length"]
+    kind: Literal["length"] = Field(description="closeness to a number of words")
     target: int = Field(ge=1, description="words")
 
 
 class RegexRewardConfig(Section):
     """1 where the pattern is found in the answer, 0 elsewhere."""
 
-    kind: Literal["regex"]
+    kind: Literal["regex"] = Field(description="whether a pattern is found")
     pattern: str = Field(min_length=1, description="Python regular expression")
     full: bool = Field(False, description="the whole answer must match")
+
+    @field_validator("pattern")
+    @classmethod
+    def _compiles(cls, pattern: str) -> str:
+        try:
+            re.compile(pattern)
+        except re.error as e:
+            raise ValueError(f"a Python regular expression ({e})") from None
+        return pattern
 
 
 SingleReward = Annotated[
@@ -158,13 +196,13 @@ class RewardPart(Section):
     """One term of a combined reward."""
 
     weight: float = Field(1.0, description="factor of this term")
-    reward: SingleReward
+    reward: SingleReward = Field(description="any reward but a combined one")
 
 
 class CombinedRewardConfig(Section):
     """A weighted sum of rewards, each logged by its name."""
 
-    kind: Literal["combined"]
+    kind: Literal["combined"] = Field(description="a weighted sum of rewards")
     parts: dict[str, RewardPart] = Field(min_length=1, description="name -> weight and reward")
 
 
@@ -186,7 +224,9 @@ class GenerationConfig(Section):
     temperature: float = Field(1.0, gt=0, description="logits are divided by it, in every pass that scores")
     top_k: int = Field(0, ge=0, description="0: all tokens")
     top_p: float = Field(1.0, gt=0, le=1, description="1: all tokens")
-    stop: list[str] = Field(default_factory=list, description="texts that end an answer, beside the end tokens")
+    stop: list[Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=list, description="texts that end an answer, beside the end tokens"
+    )
     batch_size: int = Field(64, ge=1, description="answers sampled side by side")
 
 
@@ -232,12 +272,12 @@ class Config(Section):
     doctor: bool = Field(False, description="load everything, prove the set-up, train nothing")
     resume: str | None = Field(None, description="run folder to continue")
     objective: str = Field("objective/score", description="the metric that a sweep reads")
-    stage: StageConfig = StageConfig()
-    ppo: PPOConfig = PPOConfig()
-    model: ModelConfig = ModelConfig()
-    data: DataConfig = DataConfig()
-    reward: RewardConfig
-    generation: GenerationConfig = GenerationConfig()
-    trainer: TrainerConfig = TrainerConfig()
-    logger: LoggerConfig = LoggerConfig()
-    callbacks: CallbacksConfig = CallbacksConfig()
+    stage: StageConfig = Field(StageConfig(), description="what to do with the model")
+    ppo: PPOConfig = Field(PPOConfig(), description="the algorithm")
+    model: ModelConfig = Field(ModelConfig(), description="the backbone and its adapters")
+    data: DataConfig = Field(DataConfig(), description="where prompts come from")
+    reward: RewardConfig = Field(description="what makes an answer good")
+    generation: GenerationConfig = Field(GenerationConfig(), description="how answers are sampled")
+    trainer: TrainerConfig = Field(TrainerConfig(), description="where it runs")
+    logger: LoggerConfig = Field(LoggerConfig(), description="trackers beside metrics.csv")
+    callbacks: CallbacksConfig = Field(CallbacksConfig(), description="what is kept and shown along the way")
