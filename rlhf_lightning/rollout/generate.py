@@ -6,13 +6,14 @@ neighbours, finished rows leave the batch, and no step's scores are kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedTokenizerBase
 
 from rlhf_lightning.config.schema import GenerationConfig
+from rlhf_lightning.data.padding import left_pad, right_pad
 from rlhf_lightning.functional.logprobs import position_ids
 from rlhf_lightning.models.actor_critic import ActorCritic
 from rlhf_lightning.models.roles import Role
@@ -59,8 +60,8 @@ def generate(
                 if progress is not None:
                     progress(done, len(order))
     pad = actor_critic.backbone.pad_id
-    prompt_ids, prompt_mask = pad_rows(prompts.ids, pad, left=True)
-    response_ids, response_mask = pad_rows(tokens, pad, left=False)
+    prompt_ids, prompt_mask = left_pad(prompts.ids, pad)
+    response_ids, response_mask = right_pad(tokens, pad)
     return Generation(prompt_ids, prompt_mask, response_ids, response_mask, torch.tensor(prompts.rows), tuple(ended))
 
 
@@ -73,11 +74,11 @@ class _Batch:
         self.model, self.config, self.u = actor_critic, config, u
         backbone = actor_critic.backbone
         self.end_ids, self.tokenizer = backbone.end_ids, backbone.tokenizer
-        self.ids, self.mask = (t.to(actor_critic.device) for t in pad_rows(ids, backbone.pad_id, left=True))
+        self.ids, self.mask = (t.to(actor_critic.device) for t in left_pad(ids, backbone.pad_id))
         self.cache = DynamicCache(config=backbone.model.config)
         self.window = stop_window(config.stop, self.tokenizer)
 
-    def run(self):
+    def run(self) -> Iterator[tuple[int, list[int], Ended]]:
         """Yields (row, tokens, reason) as rows end."""
         device = self.model.device
         step = self.model.stepper(self.cache)
@@ -128,18 +129,6 @@ def stop_window(stop: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> int:
     A token carries at least one byte of the text, and a few more tokens let a cut character decode whole.
     """
     return max((len(text.encode()) for text in stop), default=0) + 4
-
-
-def pad_rows(rows: Sequence[Sequence[int]], pad_id: int, *, left: bool) -> tuple[Tensor, Tensor]:
-    """Rows of ids as a rectangle: ids (B, W) int64 and mask (B, W) bool, True on what was given."""
-    width = max((len(row) for row in rows), default=0)
-    ids = torch.full((len(rows), width), pad_id, dtype=torch.long)
-    mask = torch.zeros(len(rows), width, dtype=torch.bool)
-    for i, row in enumerate(rows):
-        place = slice(width - len(row), width) if left else slice(0, len(row))
-        ids[i, place] = torch.tensor(row, dtype=torch.long)
-        mask[i, place] = True
-    return ids, mask
 
 
 def texts(generation: Generation, tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:

@@ -9,60 +9,77 @@ from torch import Tensor
 from rlhf_lightning.config.schema import PPOConfig
 from rlhf_lightning.functional.kl import kl_estimate
 from rlhf_lightning.functional.masked import masked_sum
-from rlhf_lightning.functional.policy_losses import clipped_surrogate_loss, clipped_value_loss
+from rlhf_lightning.functional.policy_losses import (
+    SurrogateStats,
+    ValueStats,
+    clipped_surrogate_loss,
+    clipped_value_loss,
+)
 from rlhf_lightning.types import Minibatch
 
 
 @dataclass
 class UpdateStats:
-    """Sums over the optimizer steps of one iteration. Counts are tokens unless named otherwise."""
+    """What an iteration's optimizer steps add up to."""
 
     steps: int
+    """Optimizer steps planned."""
     epochs: int
+    """Epochs planned."""
     done: int = 0
-    step_approx_kl: float = 0.0
-    sums: dict[str, float] = field(default_factory=dict)
-    ratio_max: float = 0.0
-    _step: dict[str, float] = field(default_factory=dict)
+    """Optimizer steps taken."""
+    policy: SurrogateStats | None = None
+    critic: ValueStats | None = None
+    step: SurrogateStats | None = None
+    """The policy's figures of the step under way."""
+    losses: dict[str, float] = field(default_factory=lambda: {"policy": 0.0, "critic": 0.0})
+    norms: dict[str, float] = field(default_factory=lambda: {"policy": 0.0, "critic": 0.0})
 
-    def begin_step(self) -> None:
-        self._step = {}
-        self.step_approx_kl = 0.0
+    def add_policy(self, loss: Tensor, stats: SurrogateStats) -> None:
+        self.losses["policy"] += loss.item()
+        self.step = self.step.merge(stats) if self.step else stats
+        self.policy = self.policy.merge(stats) if self.policy else stats
 
-    def add(self, **figures: float) -> None:
-        for name, value in figures.items():
-            self._step[name] = self._step.get(name, 0.0) + value
-        if self._step.get("policy_tokens"):
-            self.step_approx_kl = self._step["approx_kl"] / self._step["policy_tokens"]
+    def add_critic(self, loss: Tensor, stats: ValueStats) -> None:
+        self.losses["critic"] += loss.item()
+        self.critic = self.critic.merge(stats) if self.critic else stats
 
     def end_step(self, norms: dict[str, float]) -> None:
         self.done += 1
-        for name, value in (self._step | {f"{role}_grad_norm": norm for role, norm in norms.items()}).items():
-            self.sums[name] = self.sums.get(name, 0.0) + value
+        self.step = None
+        for role, norm in norms.items():
+            self.norms[role] += norm
 
     def metrics(self) -> dict[str, float]:
-        """Losses and gradient norms are means over steps; ratios and fractions are means over tokens."""
+        """Losses and gradient norms are means over steps; ratios and fractions are means over tokens.
 
-        def mean(name: str, over: str | None = None) -> float:
-            count = self.sums.get(over, 0.0) if over else self.done
-            return self.sums.get(name, 0.0) / count if count else 0.0
-
+        An iteration in which the policy did not learn (critic warm-up) has ratio 1 and no clipping.
+        """
+        done = max(self.done, 1)
+        policy = self.policy
         return {
-            "policy/loss": mean("policy_loss"),
-            "policy/approx_kl": mean("approx_kl", "policy_tokens"),
-            "policy/clip_fraction": mean("policy_clipped", "policy_tokens"),
-            "policy/ratio_mean": mean("ratio", "policy_tokens") if self.sums.get("policy_tokens") else 1.0,
-            "policy/ratio_max": self.ratio_max or 1.0,
-            "policy/grad_norm": mean("policy_grad_norm"),
-            "critic/loss": mean("critic_loss"),
-            "critic/clip_fraction": mean("critic_clipped", "critic_tokens"),
-            "critic/grad_norm": mean("critic_grad_norm"),
+            "policy/loss": self.losses["policy"] / done,
+            "policy/approx_kl": float(policy.approx_kl) if policy else 0.0,
+            "policy/clip_fraction": float(policy.clip_fraction) if policy else 0.0,
+            "policy/ratio_mean": float(policy.ratio_mean) if policy else 1.0,
+            "policy/ratio_max": float(policy.ratio_max) if policy else 1.0,
+            "policy/grad_norm": self.norms["policy"] / done,
+            "critic/loss": self.losses["critic"] / done,
+            "critic/clip_fraction": float(self.critic.clip_fraction) if self.critic else 0.0,
+            "critic/grad_norm": self.norms["critic"] / done,
             "ppo/epochs_done": self.done * self.epochs / self.steps,
         }
 
 
 def policy_terms(
-    logprobs: Tensor, entropy: Tensor, batch: Minibatch, config: PPOConfig, beta: float, denominator: int, stats: UpdateStats
+    logprobs: Tensor,
+    entropy: Tensor,
+    batch: Minibatch,
+    *,
+    config: PPOConfig,
+    beta: float,
+    denominator: int,
+    stats: UpdateStats,
 ) -> Tensor:
     """Clipped surrogate, minus the entropy bonus, plus the KL where it sits in the loss."""
     mask = batch.response_mask
@@ -76,14 +93,7 @@ def policy_terms(
         dual_clip=config.dual_clip,
         denominator=denominator,
     )
-    stats.add(
-        policy_loss=loss.item(),
-        approx_kl=float(figures.approx_kl_sum),
-        policy_clipped=float(figures.clipped_count),
-        ratio=float(figures.ratio_sum),
-        policy_tokens=float(figures.count),
-    )
-    stats.ratio_max = max(stats.ratio_max, float(figures.ratio_max))
+    stats.add_policy(loss, figures)
     if config.entropy_coef:
         loss = loss - config.entropy_coef * masked_sum(entropy, mask) / denominator
     if config.kl_in == "loss" and beta:
@@ -92,15 +102,17 @@ def policy_terms(
     return loss
 
 
-def value_terms(values: Tensor, batch: Minibatch, config: PPOConfig, denominator: int, stats: UpdateStats) -> Tensor:
-    """Clipped value loss times its coefficient."""
+def value_terms(
+    values: Tensor, batch: Minibatch, *, config: PPOConfig, denominator: int, stats: UpdateStats
+) -> Tensor:
+    """Clipped value loss times its coefficient. ``values`` (b, T' + 1): the column after the last token is not used."""
     loss, figures = clipped_value_loss(
-        values,
+        values[:, :-1],
         old_values=batch.old_values,
         returns=batch.returns,
         mask=batch.response_mask,
         clip=config.clip_value,
         denominator=denominator,
     )
-    stats.add(critic_loss=loss.item(), critic_clipped=float(figures.clipped_count), critic_tokens=float(figures.count))
+    stats.add_critic(loss, figures)
     return config.vf_coef * loss

@@ -123,7 +123,7 @@ class PPO(LightningModule):
     def _update(self, rollout: Rollout, iteration: int, beta: float) -> UpdateStats:
         ppo, seed = self.config.ppo, self.config.seed
         stats = UpdateStats(steps=steps_per_iteration(ppo), epochs=ppo.epochs)
-        if ppo_checkpoints := self.config.model.gradient_checkpointing:
+        if self.config.model.gradient_checkpointing:  # checkpointed layers recompute only in train mode
             self.actor_critic.train()
         for epoch in range(ppo.epochs):
             for rows in minibatch_rows(len(rollout), ppo.minibatch_size, seed=seed, iteration=iteration, epoch=epoch):
@@ -133,8 +133,7 @@ class PPO(LightningModule):
             else:
                 continue
             break
-        if ppo_checkpoints:
-            self.actor_critic.eval()
+        self.actor_critic.eval()
         return stats
 
     def _step(self, rollout: Rollout, rows: Tensor, iteration: int, beta: float, stats: UpdateStats) -> bool:
@@ -143,26 +142,23 @@ class PPO(LightningModule):
         optimizer = self._optimizer()
         optimizer.zero_grad()
         critic_only = iteration < ppo.critic_warmup
-        denominator = int(rollout.response_mask[rows].sum())
-        stats.begin_step()
+        common = {"config": ppo, "denominator": int(rollout.response_mask[rows].sum()), "stats": stats}
         for batch in micro_batches(rollout, rows, ppo.micro_batch_size):
             batch = batch.to(model.device)
             if model.shared_critic:
                 with model.roles.use("policy"):
                     logprobs, entropy, values = model.policy_and_values(batch, head_only=critic_only)
-                    loss = value_terms(values[:, :-1], batch, ppo, denominator, stats)
+                    loss = value_terms(values, batch, **common)
                     if not critic_only:
-                        loss = loss + policy_terms(logprobs, entropy, batch, ppo, beta, denominator, stats)
+                        loss = loss + policy_terms(logprobs, entropy, batch, beta=beta, **common)
                     self.manual_backward(loss)
                 continue
             if not critic_only:
                 with model.roles.use("policy"):
-                    loss = policy_terms(*model.policy(batch), batch, ppo, beta, denominator, stats)
-                    self.manual_backward(loss)
+                    self.manual_backward(policy_terms(*model.policy(batch), batch, beta=beta, **common))
             with model.roles.use("critic"):
-                loss = value_terms(model.values(batch)[:, :-1], batch, ppo, denominator, stats)
-                self.manual_backward(loss)
-        if ppo.target_kl is not None and stats.step_approx_kl > ppo.target_kl:
+                self.manual_backward(value_terms(model.values(batch), batch, **common))
+        if ppo.target_kl is not None and stats.step is not None and float(stats.step.approx_kl) > ppo.target_kl:
             optimizer.zero_grad()
             return False
         self._set_rates(iteration * stats.steps + stats.done)
