@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 class Section(BaseModel):
@@ -16,18 +16,19 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    @field_validator("*", mode="before")
+    @model_validator(mode="before")
     @classmethod
-    def _no_silent_conversion(cls, value: Any, info: ValidationInfo) -> Any:
-        """``true`` is no number, although Python counts it as 1; a bare number is fine where a text is wanted."""
-        assert info.field_name is not None
-        annotation = cls.model_fields[info.field_name].annotation
-        kinds = {annotation, *get_args(annotation)}
-        if isinstance(value, bool) and kinds & {int, float}:
-            raise ValueError("a number is wanted")
-        if type(value) is int and str in kinds:
-            return str(value)
-        return value
+    def _no_silent_conversion(cls, values: Any) -> Any:
+        """``true`` is no number, although Python counts it as 1; a bare integer will do for a text."""
+        if not isinstance(values, dict):
+            return values
+        values = dict(values)
+        for name, value in values.items():
+            annotation = cls.model_fields[name].annotation if name in cls.model_fields else None
+            kinds = {annotation, *get_args(annotation)}
+            if (isinstance(value, bool) and kinds & {int, float}) or (type(value) is int and str in kinds):
+                values[name] = str(value)  # "True" is refused where a number is wanted
+        return values
 
 
 class StageConfig(Section):
@@ -44,19 +45,29 @@ class PPOConfig(Section):
     samples_per_prompt: int = Field(1, ge=1, description="answers sampled for each prompt")
     epochs: int = Field(4, ge=1, description="passes over each rollout")
     minibatch_size: int = Field(32, ge=1, description="answers in one optimizer step, over all ranks")
-    micro_batch_size: int = Field(8, ge=1, description="answers in one forward pass, per rank; changes memory only")
+    micro_batch_size: int = Field(
+        8, ge=1, description="answers in one forward pass, per rank; changes memory only"
+    )
     clip: float = Field(0.2, gt=0, lt=1, description="epsilon: the ratio is clipped to 1 - clip .. 1 + clip")
     clip_high: float | None = Field(None, gt=0, description="upper epsilon where it differs from clip")
-    dual_clip: float | None = Field(None, gt=1, description="bound of the ratio times a negative advantage, c > 1")
+    dual_clip: float | None = Field(
+        None, gt=1, description="bound of the ratio times a negative advantage, c > 1"
+    )
     beta: float = Field(0.05, ge=0, description="weight of the KL to the reference, per nat")
     kl_estimator: Literal["k1", "k2", "k3"] = Field("k1", description="estimator of the KL, per token")
     kl_in: Literal["reward", "loss"] = Field("reward", description="where the KL acts")
-    kl_target: float | None = Field(None, gt=0, description="nats a response; set: beta follows an adaptive controller")
+    kl_target: float | None = Field(
+        None, gt=0, description="nats a response; set: beta follows an adaptive controller"
+    )
     kl_horizon: int = Field(10_000, ge=1, description="responses over which the controller acts")
-    target_kl: float | None = Field(None, gt=0, description="approx_kl, nats a token, that ends the epochs early")
+    target_kl: float | None = Field(
+        None, gt=0, description="approx_kl, nats a token, that ends the epochs early"
+    )
     gamma: float = Field(1.0, ge=0, le=1, description="discount a token")
     lam: float = Field(0.95, ge=0, le=1, description="lambda of GAE")
-    whiten_advantages: bool = Field(True, description="mean 0 and deviation 1 over the iteration's valid tokens")
+    whiten_advantages: bool = Field(
+        True, description="mean 0 and deviation 1 over the iteration's valid tokens"
+    )
     vf_coef: float = Field(0.1, ge=0, description="weight of the value loss")
     clip_value: float | None = Field(0.2, gt=0, description="values move at most this far from the rollout's")
     entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy bonus")
@@ -67,8 +78,12 @@ class PPOConfig(Section):
     lr_schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="after the warm-up")
     critic_warmup: int = Field(0, ge=0, description="first iterations in which only the critic learns")
     missing_eos_penalty: float | None = Field(None, ge=0, description="taken off the score of a cut answer")
-    normalize_scores: bool = Field(False, description="scores are centred and scaled by their running moments")
-    clip_scores: float | None = Field(None, gt=0, description="scores are cut to -c .. c, after normalisation")
+    normalize_scores: bool = Field(
+        False, description="scores are centred and scaled by their running moments"
+    )
+    clip_scores: float | None = Field(
+        None, gt=0, description="scores are cut to -c .. c, after normalisation"
+    )
     bootstrap_truncated: bool = Field(False, description="a cut answer's last value is the critic's, not 0")
 
     @property
@@ -93,21 +108,29 @@ class LoRAConfig(Section):
     r: int = Field(16, ge=1, description="rank")
     alpha: float = Field(32.0, gt=0, description="the update is scaled by alpha / r")
     dropout: float = Field(0.0, ge=0, lt=1, description="must be 0 for PPO: old and new ratios have to match")
-    target_modules: list[str] | Literal["all-linear"] = Field("all-linear", description="layers that get an adapter")
+    target_modules: list[str] | Literal["all-linear"] = Field(
+        "all-linear", description="layers that get an adapter"
+    )
 
 
 class ModelConfig(Section):
     """The backbone and what sits on it."""
 
     name: str = Field("tiny", description="a label for logs")
-    path: str = Field("tiny", description="folder or hub id of a causal language model; tiny: the embedded one")
+    path: str = Field(
+        "tiny", description="folder or hub id of a causal language model; tiny: the embedded one"
+    )
     revision: str | None = Field(None, description="branch, tag or commit on the hub")
     quantization: Literal["nf4", "none"] = Field("nf4", description="storage of the frozen weights")
-    dtype: Literal["float32", "bfloat16", "float16"] = Field("bfloat16", description="dtype of the arithmetic")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        "bfloat16", description="dtype of the arithmetic"
+    )
     attention: Literal["sdpa", "eager", "flash_attention_2"] = Field("sdpa", description="attention kernel")
     trust_remote_code: bool = Field(False, description="run Python code that comes with the model")
     lora: LoRAConfig = Field(LoRAConfig(), description="shape of the adapters")
-    critic: Literal["adapter", "shared"] = Field("adapter", description="the critic's own adapter, or the policy's")
+    critic: Literal["adapter", "shared"] = Field(
+        "adapter", description="the critic's own adapter, or the policy's"
+    )
     adapter: str | None = Field(None, description="folder of an SFT adapter to start from")
     gradient_checkpointing: bool = Field(False, description="trade time for memory in the update")
 
@@ -125,7 +148,9 @@ class DataConfig(Section):
         "auto", description="auto: conversations take the template, plain strings do not"
     )
     system_prompt: str | None = Field(None, description="first message of each conversation")
-    first_words: int | None = Field(None, ge=1, description="only the first words of each line are the prompt")
+    first_words: int | None = Field(
+        None, ge=1, description="only the first words of each line are the prompt"
+    )
     max_prompt_length: int = Field(512, ge=1, description="tokens")
     overlong: Literal["truncate", "drop", "error"] = Field(
         "truncate", description="a prompt that is too long: keep its end, leave it out, or stop"
@@ -138,7 +163,9 @@ class LearnedRewardConfig(Section):
     """A reward adapter and score head on the policy's own backbone."""
 
     kind: Literal["learned"] = Field(description="a reward adapter on the policy's backbone")
-    path: str = Field("tiny", description="folder of a reward adapter with its score head; tiny: the embedded one")
+    path: str = Field(
+        "tiny", description="folder of a reward adapter with its score head; tiny: the embedded one"
+    )
     batch_size: int = Field(32, ge=1, description="answers in one forward pass")
 
 
@@ -187,7 +214,11 @@ class RegexRewardConfig(Section):
 
 
 SingleReward = Annotated[
-    LearnedRewardConfig | ClassifierRewardConfig | FunctionRewardConfig | LengthRewardConfig | RegexRewardConfig,
+    LearnedRewardConfig
+    | ClassifierRewardConfig
+    | FunctionRewardConfig
+    | LengthRewardConfig
+    | RegexRewardConfig,
     Field(discriminator="kind"),
 ]
 
@@ -241,7 +272,9 @@ class TrainerConfig(Section):
 class WandbConfig(Section):
     """Weights & Biases."""
 
-    mode: Literal["offline", "online", "disabled"] = Field("offline", description="WANDB_MODE wins where it is set")
+    mode: Literal["offline", "online", "disabled"] = Field(
+        "offline", description="WANDB_MODE wins where it is set"
+    )
     project: str = Field("rlhf_lightning", min_length=1, description="project")
     entity: str | None = Field(None, description="team or user")
     name: str | None = Field(None, description="name of the run")
@@ -260,7 +293,9 @@ class CallbacksConfig(Section):
 
     samples: int = Field(8, ge=0, description="answers of each iteration kept in samples.jsonl; 0: all")
     sample_table_every: int = Field(10, ge=1, description="iterations between sample tables in the tracker")
-    checkpoint_every: int = Field(10, ge=1, description="iterations between checkpoints; the last is always kept")
+    checkpoint_every: int = Field(
+        10, ge=1, description="iterations between checkpoints; the last is always kept"
+    )
     progress: bool = Field(True, description="live progress bar")
     show: int = Field(3, ge=0, description="prompts shown at the end with the answer before and after")
 
