@@ -74,7 +74,7 @@ class PPO(LightningModule):
 
     # ---- one iteration -------------------------------------------------------------------------------------------
 
-    def training_step(self, prompts: Prompts, batch_index: int) -> None:
+    def training_step(self, prompts: Prompts) -> None:
         iteration = self.counters["iteration"]
         beta = self.beta.beta
         started = time.perf_counter()
