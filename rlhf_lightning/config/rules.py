@@ -1,0 +1,172 @@
+"""What must hold between settings, each rule one small function; single ranges are the schema's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from rlhf_lightning.config.describe import nearest, show
+from rlhf_lightning.config.schema import CombinedRewardConfig, Config, LearnedRewardConfig
+
+METRIC_FAMILIES = (
+    "objective",
+    "policy",
+    "critic",
+    "rollout",
+    "ppo",
+    "reward",
+    "time",
+    "throughput",
+    "memory",
+)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing wrong with a config: the keys that it is about, and the sentence for the user."""
+
+    keys: tuple[str, ...]
+    text: str
+
+
+def sizes_divide(c: Config) -> Iterator[Fault]:
+    """No answer is dropped and no minibatch is short: sizes divide exactly."""
+    p = c.ppo
+    if p.responses % p.minibatch_size:
+        made = f"ppo.prompts_per_iteration={p.prompts_per_iteration} times "
+        made += f"ppo.samples_per_prompt={p.samples_per_prompt} gives {p.responses} answers"
+        yield Fault(
+            ("ppo.minibatch_size", "ppo.prompts_per_iteration", "ppo.samples_per_prompt"),
+            f"ppo.minibatch_size={p.minibatch_size} must divide the answers of one iteration exactly: {made}",
+        )
+    if p.minibatch_size % p.micro_batch_size:
+        yield Fault(
+            ("ppo.micro_batch_size", "ppo.minibatch_size"),
+            f"ppo.micro_batch_size={p.micro_batch_size} must divide "
+            f"ppo.minibatch_size={p.minibatch_size} exactly",
+        )
+
+
+def no_dropout(c: Config) -> Iterator[Fault]:
+    """Dropout in the update makes the ratio differ from 1 before the first step."""
+    if c.stage.name == "ppo" and c.model.lora.dropout > 0:
+        yield Fault(
+            ("model.lora.dropout",),
+            f"model.lora.dropout must be 0 for stage=ppo, not {c.model.lora.dropout}: "
+            "rollout and update have to see the same policy",
+        )
+
+
+def whole_distribution(c: Config) -> Iterator[Fault]:
+    """Tokens drawn from a cut distribution and scored by the full one give a wrong ratio and a false KL."""
+    reason = "the update scores every token, so sampling may not leave any out"
+    if c.generation.top_k != 0:
+        yield Fault(("generation.top_k",), f"generation.top_k must be 0, not {c.generation.top_k}: {reason}")
+    if c.generation.top_p != 1:
+        yield Fault(("generation.top_p",), f"generation.top_p must be 1, not {c.generation.top_p}: {reason}")
+
+
+def one_device(c: Config) -> Iterator[Fault]:
+    if c.trainer.devices != 1:
+        yield Fault(
+            ("trainer.devices",),
+            f"trainer.devices must be 1, not {c.trainer.devices}: "
+            "training on several devices is not supported yet",
+        )
+
+
+def clips(c: Config) -> Iterator[Fault]:
+    p = c.ppo
+    upper = p.clip if p.clip_high is None else p.clip_high
+    if upper < p.clip:
+        yield Fault(
+            ("ppo.clip_high", "ppo.clip"),
+            f"ppo.clip_high={p.clip_high} must be at least ppo.clip={p.clip}, "
+            "or null for the same on both sides",
+        )
+    if p.dual_clip is not None and p.dual_clip <= 1 + upper:
+        yield Fault(
+            ("ppo.dual_clip", "ppo.clip", "ppo.clip_high"),
+            f"ppo.dual_clip={p.dual_clip} must be above 1 + the upper clip = {1 + upper:g}: "
+            "it bounds ratios that the clip lets through",
+        )
+
+
+def controller(c: Config) -> Iterator[Fault]:
+    if c.ppo.kl_target is not None and c.ppo.beta == 0:
+        yield Fault(
+            ("ppo.kl_target", "ppo.beta"),
+            f"ppo.kl_target={c.ppo.kl_target} needs ppo.beta above 0: "
+            "the controller multiplies beta, and 0 stays 0",
+        )
+
+
+def schedule(c: Config) -> Iterator[Fault]:
+    """Schedules are counted in optimizer steps, the critic's head start in iterations."""
+    p = c.ppo
+    if p.responses % p.minibatch_size == 0 and p.warmup > p.total_steps:
+        yield Fault(
+            ("ppo.warmup", "ppo.iterations", "ppo.epochs", "ppo.minibatch_size"),
+            f"ppo.warmup={p.warmup} must be at most the {p.total_steps} optimizer steps of the run "
+            f"({p.iterations} iterations of {p.steps_per_iteration})",
+        )
+    if p.critic_warmup >= p.iterations:
+        yield Fault(
+            ("ppo.critic_warmup", "ppo.iterations"),
+            f"ppo.critic_warmup={p.critic_warmup} must be below ppo.iterations={p.iterations}: "
+            "the policy would never learn",
+        )
+
+
+def arithmetic(c: Config) -> Iterator[Fault]:
+    m, device = c.model, c.trainer.accelerator
+    if m.dtype == "float16" and device == "cpu":
+        yield Fault(
+            ("model.dtype", "trainer.accelerator"),
+            "model.dtype=float16 does not go with trainer.accelerator=cpu: take float32 or bfloat16",
+        )
+    if m.attention == "flash_attention_2" and (device == "cpu" or m.dtype == "float32"):
+        yield Fault(
+            ("model.attention", "model.dtype", "trainer.accelerator"),
+            "model.attention=flash_attention_2 needs a GPU and model.dtype=bfloat16 or float16, "
+            f"not model.dtype={m.dtype} with trainer.accelerator={device}: take sdpa",
+        )
+
+
+def reward_fits_model(c: Config) -> Iterator[Fault]:
+    """The embedded reward adapter was trained on the embedded backbone and fits no other."""
+    rewards = {"reward": c.reward}
+    if isinstance(c.reward, CombinedRewardConfig):
+        rewards = {f"reward.parts.{name}.reward": part.reward for name, part in c.reward.parts.items()}
+    for key, reward in rewards.items():
+        if isinstance(reward, LearnedRewardConfig) and reward.path == "tiny" and c.model.path != "tiny":
+            yield Fault(
+                (f"{key}.path", "model.path"),
+                f"{key}.path=tiny fits only model=tiny, not model.path={show(c.model.path)}; choose "
+                "reward=function reward.function=package.module:name, reward=classifier reward.path=FOLDER, "
+                f"reward=length, reward=regex, or {key}.path=FOLDER of an adapter trained on this model",
+            )
+
+
+def sweep_objective(c: Config) -> Iterator[Fault]:
+    family, slash, name = c.objective.partition("/")
+    if family not in METRIC_FAMILIES or not slash or not name:
+        close = nearest(family, METRIC_FAMILIES)
+        hint = f"; did you mean {close}/{name or '...'}?" if close else f" ({', '.join(METRIC_FAMILIES)})"
+        yield Fault(
+            ("objective",), f"objective must name a metric as family/name, not {show(c.objective)}{hint}"
+        )
+
+
+RULES: tuple[Callable[[Config], Iterator[Fault]], ...] = (
+    sizes_divide,
+    no_dropout,
+    whole_distribution,
+    one_device,
+    clips,
+    controller,
+    schedule,
+    arithmetic,
+    reward_fits_model,
+    sweep_objective,
+)
