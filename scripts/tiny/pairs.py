@@ -14,6 +14,7 @@ from scripts.tiny.language_model import sample_reviews
 
 FLIPPED = 0.08
 """The share of pairs that the judge gets wrong."""
+OWN_SHARE = 0.5
 
 
 def spoiled(text: str, rng: random.Random) -> str:
@@ -34,12 +35,13 @@ def candidate_answers(
     seed: int,
 ) -> list[str]:
     """One answer for each prompt: half the model's own, the rest the grammar's, some perfect, some broken."""
-    sampled, _ = sample_reviews(model, tokenizer, prompts, seed=seed)
+    draws = [rng.random() for _ in prompts]
+    asked = [p for p, draw in zip(prompts, draws, strict=True) if draw < OWN_SHARE]
+    own = iter(sample_reviews(model, tokenizer, asked, seed=seed)[0])
     answers = []
-    for prompt, own in zip(prompts, sampled, strict=True):
-        draw = rng.random()
-        if draw < 0.5:
-            answers.append(own)
+    for prompt, draw in zip(prompts, draws, strict=True):
+        if draw < OWN_SHARE:
+            answers.append(next(own))
         elif draw < 0.78:
             answers.append(review(prompt, rng, quality=rng.random(), fit=0.75, careless=0.03))
         elif draw < 0.92:

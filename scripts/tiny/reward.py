@@ -127,7 +127,7 @@ def save_scorer(scorer: Scorer, folder: Path, facts: dict[str, float | str]) -> 
     config = scorer.model.peft_config["reward"]
     config.base_model_name_or_path = "../model"  # a path of the building machine would mean nothing elsewhere
     nested = folder / "reward"  # PEFT puts an adapter that is not called "default" in a folder of its name
-    scorer.model.save_pretrained(folder)
+    scorer.model.save_pretrained(folder, save_embedding_layers=False)
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         (nested / name).replace(folder / name)
     for left in list(nested.iterdir()):
