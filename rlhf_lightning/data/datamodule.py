@@ -42,8 +42,8 @@ class IterationDataset(Dataset[Prompts]):
     """Item k is what one rank answers in iteration k.
 
     Prompt j of the iteration (j from 0, over all ranks) gives the responses ``j * samples_per_prompt`` and
-    following, side by side, and a rank takes a contiguous slice: all answers to a prompt are sampled on one rank,
-    and their row numbers do not depend on how many ranks there are.
+    following, side by side, and a rank takes a contiguous slice: all answers to a prompt are sampled on one
+    rank, and their row numbers do not depend on how many ranks there are.
     """
 
     def __init__(

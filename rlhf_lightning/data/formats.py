@@ -53,16 +53,16 @@ class Source:
         """Every column that some row has, in order of first appearance."""
         return list(dict.fromkeys(name for row in self.rows for name in row.values))
 
-    def field(self, row: Row, name: str, *, key: str) -> Any:
+    def field(self, row: Row, name: str, *, asked_by: str) -> Any:
         """One value of a row.
 
         Args:
             row: one of ``rows``.
             name: the column.
-            key: the config key, or the rule, that asks for it.
+            asked_by: the setting that wants it, such as ``data.prompt_field=prompt``.
 
         Raises:
-            UserError: naming all columns and the nearest where no row has it, or the place where this one lacks it.
+            UserError: naming all columns and the nearest if no row has it, or the place if this row lacks it.
         """
         value = row.values.get(name)
         if value is not None:
@@ -72,7 +72,7 @@ class Source:
         near = get_close_matches(name, self.columns, n=1, cutoff=0.5)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise UserError(
-            f"{key}={name}: no such column in data.path={self.path}; "
+            f"{asked_by}: no column {name!r} in data.path={self.path}; "
             f"the columns are {', '.join(self.columns)}{hint}"
         )
 
@@ -200,7 +200,8 @@ def _jsonl(text: str, path: str, limit: int | None) -> list[Row]:
     for place, item in found:
         if not isinstance(item, dict):
             raise UserError(
-                f'data.path={path}: {place} is a {type(item).__name__}, not an object such as {{"prompt": "..."}}'
+                f"data.path={path}: {place} is a {type(item).__name__}, "
+                'not an object such as {"prompt": "..."}'
             )
     return [Row(place, item) for place, item in found]
 

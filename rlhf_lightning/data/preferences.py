@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Pair:
-    """Texts as they stand in the data: ``prompt + chosen`` is one dialogue, ``prompt + rejected`` the other."""
+    """Texts as the data has them: ``prompt + chosen`` is one dialogue, ``prompt + rejected`` the other."""
 
     prompt: str
     chosen: str
@@ -34,7 +34,7 @@ def load_pairs(config: DataConfig, *, drop_bad: bool = False) -> list[Pair]:
 
     Args:
         config: its path (``tiny``: the embedded pairs), format, split, prompt_field and limit count.
-        drop_bad: leave out pairs that teach nothing (equal or empty sides) and log how many; else they stop it.
+        drop_bad: leave out pairs that teach nothing (equal or empty sides) and log how many.
 
     Raises:
         UserError: if rows cannot be read, a side is missing or not text, no pair is left, or, unless
@@ -64,8 +64,8 @@ def _pair(source: Source, row: Row, prompt_field: str) -> Pair:
     names = ("chosen", "rejected") if source.pairs else (prompt_field, "chosen", "rejected")
     texts = []
     for name in names:
-        key = "data.prompt_field" if name == prompt_field else "data.format, preference pairs"
-        value = source.field(row, name, key=key)
+        asked_by = f"data.prompt_field={name}" if name == prompt_field else "preference pairs"
+        value = source.field(row, name, asked_by=asked_by)
         if not isinstance(value, str):
             kind = type(value).__name__
             raise UserError(f"data.path={source.path}: {row.place}: {name!r} must be text, not {kind}")

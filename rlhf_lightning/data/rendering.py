@@ -30,7 +30,8 @@ def render_rows(source: Source, config: DataConfig, tokenizer: Any) -> list[Prom
 
     A conversation takes the tokenizer's chat template, unless ``data.chat_template=never`` and it is a single
     message; a plain string takes it only under ``always``, as one user message, and not if it shows the
-    template's marks already. An HH pair is a plain string up to its last cue, and under ``always`` a conversation.
+    template's marks already. An HH pair is a plain string up to its last cue, and a conversation under
+    ``always``.
 
     Raises:
         UserError: naming the key or the row, if a prompt is missing or empty, or a setting cannot be obeyed.
@@ -66,10 +67,12 @@ class _Renderer:
     def _field(self, row: Row) -> Any:
         if self.source.form == "text":
             return row.values[TEXT_COLUMN]
-        return self.source.field(row, self.config.prompt_field, key="data.prompt_field")
+        name = self.config.prompt_field
+        return self.source.field(row, name, asked_by=f"data.prompt_field={name}")
 
     def _pair_prompt(self, row: Row) -> str | list[Message]:
-        sides = [self.source.field(row, name, key="data.format=hh") for name in ("chosen", "rejected")]
+        names = ("chosen", "rejected")
+        sides = [self.source.field(row, name, asked_by="data.format=hh") for name in names]
         if not all(isinstance(side, str) for side in sides):
             raise ValueError("chosen and rejected must be text")
         prompt, _, _ = split_pair(*sides)
@@ -105,8 +108,8 @@ class _Renderer:
             return PromptText(row.place, text, templated=True, own_system=own_system)
         if self.config.chat_template == "auto":
             raise UserError(
-                f"data.chat_template=auto: {row.place} of data.path={self.source.path} is a conversation, and "
-                "the model's tokenizer has no chat template; choose a chat model or give plain prompts"
+                f"data.chat_template=auto: {row.place} of data.path={self.source.path} is a conversation, "
+                "and the model's tokenizer has no chat template; choose a chat model or give plain prompts"
             )
         if len(messages) > 1:
             raise UserError(
