@@ -144,12 +144,11 @@ def check(folder: Path) -> list[str]:
         f"perplexity {plain:.1f}, of the words reversed {backwards:,.0f}",
     )
     chat = [{"role": "user", "content": "What is the capital of France?"}]
-    asked = tokenizer.apply_chat_template(
-        chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
-    )
+    written = str(tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False))
+    ids = tokenizer(written, return_tensors="pt").input_ids
     with torch.no_grad():
-        answer = model.generate(**asked, do_sample=False, max_new_tokens=24)[0, asked["input_ids"].shape[1] :]
-    text = tokenizer.decode(answer)
+        answer = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=24)
+    text = str(tokenizer.decode(answer[0, ids.shape[1] :]))
     need("Paris" in text and text.endswith(END), f"greedy answer to {chat[0]['content']!r}: {text!r}")
     return facts
 

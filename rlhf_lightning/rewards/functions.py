@@ -42,12 +42,12 @@ class FunctionReward:
         except WrongCount as error:
             raise UserError(f"{error}; {self._find(prompts, responses, WrongCount)}") from None
         except CallFailed as failed:
-            error = failed.error
-            if isinstance(error, UserError):
-                raise error from None
+            raised = failed.error
+            if isinstance(raised, UserError):
+                raise raised from None
             raise UserError(
-                f"{self.name} raised {_described(error)}; {self._find(prompts, responses, type(error))}"
-            ) from error
+                f"{self.name} raised {_described(raised)}; {self._find(prompts, responses, type(raised))}"
+            ) from raised
         return Scores(scores, {})
 
     def _batch(self, prompts: Sequence[str], responses: Sequence[str]) -> Callable[[], object]:

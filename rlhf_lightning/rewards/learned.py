@@ -44,7 +44,7 @@ def single_bos(tokenizer: PreTrainedTokenizerBase, text: str, **options: object)
 
 
 def right_padded(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
-    """``input_ids`` and ``attention_mask``, (B, W) int64: real tokens first, so default positions are right."""
+    """``input_ids`` and ``attention_mask``, (B, W) int64: real tokens first: default positions are right."""
     width = max(len(row) for row in rows)
     ids = torch.tensor([[*row, *[pad_id] * (width - len(row))] for row in rows])
     mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])

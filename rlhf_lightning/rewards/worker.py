@@ -16,7 +16,7 @@ class CallTimeout(Exception):
 
 
 class CallFailed(Exception):
-    """The call raised ``error``: not to be mixed up with what the caller's own thread is sent, Ctrl-C for one."""
+    """The call raised ``error``: kept apart from what the caller's own thread is sent, Ctrl-C for one."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(str(error))
@@ -39,7 +39,7 @@ class Worker:
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue]] | None = None
 
     def call(self, function: Callable[[], Any], timeout_s: float) -> Any:
-        """``function()``, CallFailed where it raises, CallTimeout where ``timeout_s`` seconds do not suffice."""
+        """``function()``; CallFailed where it raises, CallTimeout where the seconds do not suffice."""
         if self._calls is None:
             self._calls = queue.SimpleQueue()
             # A new thread starts on the first CUDA device, whatever the rank.
