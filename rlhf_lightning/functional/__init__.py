@@ -4,7 +4,6 @@ from rlhf_lightning.functional.diagnostics import (
     explained_variance,
     explained_variance_from_moments,
     explained_variance_moments,
-    unique_fraction,
 )
 from rlhf_lightning.functional.kl import AdaptiveBeta, kl_estimate, kl_shaped_rewards
 from rlhf_lightning.functional.logprobs import chunked_token_logprobs, entropy, position_ids, token_logprobs
@@ -41,5 +40,4 @@ __all__ = [
     "masked_whiten",
     "position_ids",
     "token_logprobs",
-    "unique_fraction",
 ]

@@ -1,8 +1,6 @@
-"""What tells whether a run learns: how much the critic explains, how varied the answers are."""
+"""What tells whether the critic learns."""
 
 from __future__ import annotations
-
-from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
@@ -50,15 +48,3 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
         ValueError: the mask is not bool or the shapes differ.
     """
     return explained_variance_from_moments(explained_variance_moments(values, returns, mask))
-
-
-def unique_fraction(responses: Sequence[Hashable]) -> float:
-    """Different responses over all B responses (tuples of token ids, say), in (0, 1]; 1/B: a collapsed
-    policy.
-
-    Raises:
-        ValueError: there are no responses.
-    """
-    if not responses:
-        raise ValueError("unique_fraction needs at least one response; got none")
-    return len(set(responses)) / len(responses)

@@ -14,6 +14,10 @@ from torch.autograd.function import once_differentiable
 
 from rlhf_lightning.functional.masked import at_least_float32
 
+# exp of anything below is 0 even in float64, so cutting log π here changes no entropy; but a ruled-out token
+# (−inf) then adds 0 · lowest = 0 where it would add 0 · −inf = NaN, forward and backward.
+_LOWEST_LOGPROB = -1e4
+
 
 def _check_temperature(temperature: float) -> None:
     if not temperature > 0:
@@ -54,8 +58,7 @@ def entropy(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
     """
     _check_temperature(temperature)
     logp = torch.log_softmax(at_least_float32(logits) / temperature, dim=-1)
-    # Clamped so that a ruled-out token adds 0 · lowest = 0 rather than 0 · −inf = NaN, backward too.
-    return -(logp.exp() * logp.clamp(min=torch.finfo(logp.dtype).min)).sum(dim=-1)
+    return -(logp.exp() * logp.clamp(min=_LOWEST_LOGPROB)).sum(dim=-1)
 
 
 def position_ids(attention_mask: Tensor) -> Tensor:
@@ -96,7 +99,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         rows = hidden.shape[0]
         dtype = at_least_float32(hidden.new_empty(0)).dtype
-        logprobs, entropies, peaks, log_totals = hidden.new_empty(4, rows, dtype=dtype).unbind()
+        logprobs, entropies, peaks, log_totals = (hidden.new_empty(rows, dtype=dtype) for _ in range(4))
         for start in range(0, rows, chunk):
             part = slice(start, start + chunk)
             logits, _ = _chunk_logits(hidden[part], weight, bias, softcap, temperature)
@@ -106,7 +109,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             total = weights.sum(dim=-1)
             log_total = total.log()
             logprobs[part] = shifted.gather(-1, tokens[part].unsqueeze(-1)).squeeze(-1) - log_total
-            shifted.clamp_(min=torch.finfo(dtype).min)  # 0 · −inf of a ruled-out token is 0, not NaN
+            shifted.clamp_(min=_LOWEST_LOGPROB)
             # Clamped: the difference of two equal numbers may round to just below 0.
             entropies[part] = (log_total - weights.mul_(shifted).sum(dim=-1) / total).clamp(min=0.0)
             peaks[part] = peak.squeeze(-1)
@@ -140,7 +143,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 grad = probs.mul_(-grad_logprobs[part].unsqueeze(-1))  # type: ignore[index]
             else:
                 # ∂H/∂z_j = −π_j (log π_j + H)
-                logp.clamp_(min=torch.finfo(wide).min).add_(entropies[part].unsqueeze(-1))
+                logp.clamp_(min=_LOWEST_LOGPROB).add_(entropies[part].unsqueeze(-1))
                 factor = logp.mul_(-grad_entropy[part].unsqueeze(-1))
                 if grad_logprobs is not None:
                     factor.sub_(grad_logprobs[part].unsqueeze(-1))
