@@ -65,7 +65,7 @@ class Checkpoints(Callback):
         if not (due or improved):
             return
         temporary = self.folder / ".writing.tmp"
-        trainer.save_checkpoint(temporary)  # on every rank; rank zero writes
+        trainer.save_checkpoint(temporary, weights_only=False)  # on every rank; rank zero writes
         if trainer.is_global_zero:
             if due and improved:
                 self._link(temporary, self.best)

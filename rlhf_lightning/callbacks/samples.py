@@ -18,7 +18,7 @@ from rlhf_lightning.tracking import IterationWandbLogger
 from rlhf_lightning.types import Rollout
 
 # JSON itself escapes only U+0000..U+001F. These would end a line for some readers, act on a terminal, or (half
-# of a surrogate pair) have no UTF-8 form at all.
+# of a surrogate pair) have no form in UTF-8.
 _UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
