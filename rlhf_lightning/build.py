@@ -41,8 +41,21 @@ def build_parts(config: Config) -> Parts:
         reward_path=_learned_path(config.reward),
         temperature=config.generation.temperature,
     )
-    reward = build_reward(config.reward, score=actor_critic.score, tokenizer=backbone.tokenizer, device=device)
-    data = PromptDataModule(config, backbone.tokenizer, room=backbone.context_length - config.generation.max_new_tokens)
+    reward = build_reward(
+        config.reward,
+        score=actor_critic.score,
+        tokenizer=backbone.tokenizer,
+        context=backbone.context_length,
+        device=device,
+    )
+    data = PromptDataModule(
+        config.data,
+        backbone.tokenizer,
+        room=backbone.context_length - config.generation.max_new_tokens,
+        prompts_per_iteration=config.ppo.prompts_per_iteration,
+        samples_per_prompt=config.ppo.samples_per_prompt,
+        seed=config.seed,
+    )
     return Parts(PPO(actor_critic, reward, config), data)
 
 

