@@ -61,6 +61,3 @@ def test_the_pure_floor_needs_torch_alone() -> None:
             }
             assert tops <= {"__future__", "collections", "typing", "math", "dataclasses", "torch", "rlhf_lightning"}, path
 
-
-def test_no_file_is_longer_than_one_sitting() -> None:
-    assert {str(p): n for p in MODULES if (n := len(p.read_text().splitlines())) > 300} == {}
