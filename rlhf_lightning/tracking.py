@@ -125,8 +125,8 @@ def _wandb_logger(config: Config, settings: WandbConfig, run_dir: Path, mode: st
     except wandb.errors.Error as error:
         reason = str(error).strip().split("\n")[0]
         raise UserError(
-            f"logger.wandb.mode={mode} failed: {reason} Online needs a network and an account (set WANDB_API_KEY or "
-            "run `wandb login`); logger.wandb.mode=offline needs neither."
+            f"logger.wandb.mode={mode} failed: {reason} Online needs a network and an account "
+            "(set WANDB_API_KEY or run `wandb login`); logger.wandb.mode=offline needs neither."
         ) from error
     run.define_metric("iteration")
     run.define_metric("*", step_metric="iteration")

@@ -73,7 +73,7 @@ def test_nothing_asked_for_is_nothing_built_and_nothing_written(tmp_path):
 
 
 def test_an_offline_run_and_its_resumption(tmp_path, monkeypatch):
-    """Entries 70, 80 and 81: the config at once, one rising axis with nothing dropped, one id, the right ending."""
+    """Entries 70, 80, 81: the config at once, one rising axis with nothing dropped, one id, the right end."""
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
@@ -176,7 +176,7 @@ def test_dryrun_is_wandb_s_old_word_for_offline(tmp_path, monkeypatch):
 
 def test_an_unknown_mode_is_answered(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "ofline")
-    with pytest.raises(UserError, match="WANDB_MODE must be one of offline, .*'ofline'"):
+    with pytest.raises(UserError, match=r"WANDB_MODE must be one of offline, .*'ofline'"):
         build_loggers(make_config(wandb={}), tmp_path)
 
 

@@ -17,8 +17,8 @@ from rlhf_lightning.randomness import counted_seed
 from rlhf_lightning.tracking import IterationWandbLogger
 from rlhf_lightning.types import Rollout
 
-# JSON itself escapes only U+0000..U+001F. These would end a line for some readers, act on a terminal, or (half
-# of a surrogate pair) have no form in UTF-8.
+# JSON itself escapes only U+0000..U+001F. These would end a line for some readers, act on a terminal, or
+# (half of a surrogate pair) have no form in UTF-8.
 _UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 

@@ -1,4 +1,4 @@
-"""A module of one weight vector that goes through the motions of PPO: real optimizer steps, made-up rollouts."""
+"""A module of one weight that goes through the motions of PPO: real optimizer steps, made-up rollouts."""
 
 from __future__ import annotations
 
@@ -90,15 +90,16 @@ class Toy(LightningModule):
 
 
 def make_rollout(prompts: tuple[str, ...], responses: tuple[str, ...]) -> Rollout:
-    """Four answers of 3, 1, 2 and 3 tokens; KL 0.5 a token; raw scores 1, 2, 3, 4 (halved once normalised)."""
+    """Four answers of 3, 1, 2 and 3 tokens; KL 0.5 a token; raw scores 1, 2, 3, 4, shaped ones half."""
     mask = torch.tensor([[1, 1, 1], [1, 0, 0], [1, 1, 0], [1, 1, 1]], dtype=torch.bool)
     zero = torch.zeros(4, 3)
     raw = torch.tensor([1.0, 2.0, 3.0, 4.0])
     return Rollout(
         prompt_ids=torch.ones(4, 2, dtype=torch.long), prompt_mask=torch.ones(4, 2, dtype=torch.bool),
-        response_ids=mask.long(), response_mask=mask, rows=torch.arange(4), ended=("length", "eos", "stop", "length"),
-        prompts=prompts, responses=responses, scores=raw / 2, raw_scores=raw, parts={}, logprobs=zero,
-        ref_logprobs=zero, entropy=zero, values=zero, kl=0.5 * mask, rewards=zero, advantages=zero, returns=zero,
+        response_ids=mask.long(), response_mask=mask, rows=torch.arange(4),
+        ended=("length", "eos", "stop", "length"), prompts=prompts, responses=responses,
+        scores=raw / 2, raw_scores=raw, parts={}, logprobs=zero, ref_logprobs=zero, entropy=zero, values=zero,
+        kl=0.5 * mask, rewards=zero, advantages=zero, returns=zero,
     )  # fmt: skip
 
 
@@ -142,9 +143,11 @@ def fit() -> Callable[..., Trainer]:
         callbacks: list[Callback] | None = None,
         loggers: list[Any] | None = None,
     ) -> Trainer:
+        if callbacks is None:
+            callbacks = build_callbacks(toy.config, run_dir, resume_from=resume_from)
         trainer = Trainer(
             accelerator="cpu", devices=1, max_epochs=until or toy.total_iterations, logger=loggers or [],
-            callbacks=build_callbacks(toy.config, run_dir, resume_from=resume_from) if callbacks is None else callbacks,
+            callbacks=callbacks,
             enable_progress_bar=False, enable_checkpointing=False, enable_model_summary=False,
             num_sanity_val_steps=0, inference_mode=False, default_root_dir=run_dir,
         )  # fmt: skip

@@ -27,10 +27,10 @@ def test_two_rollouts_leave_a_checkpoint(tmp_path, make_config, make_toy, fit):
 
 
 def test_an_optimizer_that_is_not_counted_is_an_error_at_the_end(tmp_path, make_config, make_toy, fit):
-    """Entry 57: stepping the raw optimizer leaves global_step at 0, after which Lightning may save nothing."""
+    """Entry 57: stepping the raw optimizer leaves global_step at 0, and Lightning may save nothing."""
     toy = make_toy(make_config(2), [0.1, 0.2])
     toy.raw_optimizer = True
-    with pytest.raises(RuntimeError, match="without a checkpoint .* 0 steps were counted"):
+    with pytest.raises(RuntimeError, match=r"without a checkpoint .* 0 steps were counted"):
         fit(toy, tmp_path)
 
 
@@ -66,7 +66,7 @@ def test_the_interval_holds(tmp_path, make_config, make_toy, fit):
 
 
 def test_what_is_inside_is_plain(tmp_path, make_config, make_toy, fit):
-    """Entries 66 and 67: the safe loader takes it, and the hyperparameters are the config and nothing more."""
+    """Entries 66 and 67: the safe loader takes it, and the hyperparameters are the config alone."""
     toy = make_toy(make_config(2), [0.1, 0.2])
     fit(toy, tmp_path)
     checkpoint = load(tmp_path, "last")
@@ -123,7 +123,7 @@ def test_adapters_are_replaced_whole(tmp_path, make_config, make_toy, fit):
 def test_an_unknown_objective_is_answered_with_the_nearest(tmp_path, make_config, make_toy, fit):
     toy = make_toy(make_config(2, objective="objective/scor"), [0.1, 0.2])
     with pytest.raises(
-        UserError, match="objective=objective/scor is no metric .*did you mean objective/score"
+        UserError, match=r"objective=objective/scor is no metric .*did you mean objective/score"
     ):
         fit(toy, tmp_path)
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "failed"

@@ -122,7 +122,7 @@ def test_a_resumed_run_repeats_no_sample(tmp_path, make_config, make_toy, fit):
 def test_each_table_in_the_tracker_is_new_and_holds_its_iteration(
     tmp_path, monkeypatch, make_config, make_toy, fit
 ):
-    """Entry 81: with a table every 2 of 4 iterations, 0, 2 and (the last) 3 are logged, each with its own 2 rows."""
+    """Entry 81: a table every 2 of 4 iterations: 0, 2 and the last are logged, each with its 2 rows."""
     monkeypatch.delenv("WANDB_MODE", raising=False)
     config = make_config(4, samples=2, sample_table_every=2).model_dump()
     config["logger"]["wandb"] = {"mode": "offline"}
