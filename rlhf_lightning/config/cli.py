@@ -36,7 +36,7 @@ class Job:
 
 @dataclass
 class Jobs:
-    """Runs each job that Hydra hands over, and keeps its end: an error is shown at once and hides no other."""
+    """Runs each job that Hydra hands over, and keeps its end: an error shows at once and hides no other."""
 
     done: list[Job] = field(default_factory=list)
     current: Path | None = None

@@ -94,8 +94,10 @@ def known(key: str) -> bool:
 
 def nearest(word: str, words: Iterable[str]) -> str | None:
     """The most alike of ``words``, or None where nothing is alike."""
-    found = difflib.get_close_matches(word, list(words), n=1, cutoff=0.6)
-    return found[0] if found else None
+    words = list(words)
+    found = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
+    begun = [longer for longer in words if len(word) > 2 and longer.startswith(word)]
+    return next(iter(found + begun), None)
 
 
 def nearest_key(key: str, extra: Sequence[str] = ()) -> str | None:

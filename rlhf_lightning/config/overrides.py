@@ -12,6 +12,8 @@ from hydra.errors import HydraException
 from rlhf_lightning.config.describe import known, nearest, nearest_key
 from rlhf_lightning.config.rules import Fault
 
+ALONE = "(alone)"  # stands for the key of words without a value
+
 
 @dataclass(frozen=True)
 class Words:
@@ -28,9 +30,12 @@ def read(tokens: list[str], offered: dict[str, list[str]], *, resuming: bool = F
     """Judge each word by itself: syntax, group choices, deletions."""
     words = Words([], [], [], [], [])
     for token in tokens:
-        parsed = _parse(token)
+        parsed = None if token.startswith("=") else _parse(token)
         if parsed is None:
-            words.faults.append(Fault((token,), _syntax(token, offered)))
+            if not (
+                "=" not in token and words.faults and words.faults[-1].keys == (ALONE,)
+            ):  # "ppo.clip 0.2" is one
+                words.faults.append(Fault((token if "=" in token else ALONE,), _syntax(token, offered)))
             continue
         key = parsed.key_or_group
         if parsed.is_sweep_override():
@@ -45,7 +50,8 @@ def read(tokens: list[str], offered: dict[str, list[str]], *, resuming: bool = F
                 close = nearest_key(key)
                 hint = f"; did you mean ~{close}?" if close else ""
                 words.faults.append(Fault((key,), f"~{key} takes away a setting that is not there{hint}"))
-            words.unknown.append(key)
+            else:
+                words.unknown.append(key)
         if parsed.is_sweep_override() and key in offered:
             token = token.lstrip("+")
             for value in parsed.sweep_string_iterator() if parsed.is_discrete_sweep() else []:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -79,14 +80,14 @@ def plan(command: Command) -> Plan:
             unknown = [] if given is not None else _unknown(words)
             raise UserError(report([*words.faults, *unknown]))
         command = replace(command, tokens=words.tokens)
-        base = _base(command, words)
+        base, used = _base(command, words)
         multirun = command.multirun or "MULTIRUN" in str(base.hydra.mode)
         if multirun and given is not None:
             raise UserError(f"resume={given} continues one run: leave out -m")
         if words.sweeps and not multirun:
             raise UserError(report(_several(token) for token in words.sweeps))
         if not multirun:
-            return _single(command, words, base, fresh=given is None)
+            return _single(replace(command, tokens=used), base, fresh=given is None)
         return _sweep(command, words, base)
 
 
@@ -141,28 +142,18 @@ def _try(
     return _compose(command, forced), forced
 
 
-def _base(command: Command, words: overrides.Words) -> DictConfig:
+def _base(command: Command, words: overrides.Words) -> tuple[DictConfig, list[str]]:
     """The config without what is swept over: it tells the mode and the sweeper's own parameters."""
     swept = set(words.sweeps)
     pairs = [(t, f) for t, f in zip(words.tokens, words.forced, strict=True) if t not in swept]
-    cfg, _ = _try(command, [t for t, _ in pairs], [f for _, f in pairs], known=not words.unknown)
-    return cfg
+    return _try(command, [t for t, _ in pairs], [f for _, f in pairs], known=not words.unknown)
 
 
-def _single(command: Command, words: overrides.Words, base: DictConfig, *, fresh: bool) -> Plan:
+def _single(command: Command, base: DictConfig, *, fresh: bool) -> Plan:
     config = _judge(base, Path(str(base.hydra.run.dir)))
     if fresh:
         _refuse_used(Path(str(base.hydra.run.dir)), "hydra.run.dir")
-    tokens = words.tokens if _composes(command, words.tokens) else words.forced
-    return Plan(replace(command, tokens=tokens), [config], False, _notes(command, base, config))
-
-
-def _composes(command: Command, tokens: list[str]) -> bool:
-    try:
-        compose(command.config_name, tokens)
-    except (HydraException, OmegaConfBaseException):
-        return False
-    return True
+    return Plan(command, [config], False, _notes(command, base, config))
 
 
 def _sweep(command: Command, words: overrides.Words, base: DictConfig) -> Plan:
@@ -173,13 +164,14 @@ def _sweep(command: Command, words: overrides.Words, base: DictConfig) -> Plan:
     extra = overrides.read(listed, offered(command))
     if extra.faults:
         raise UserError(report(extra.faults))
-    known = not (words.unknown or extra.unknown)
+    known = as_typed = not (words.unknown or extra.unknown)
     jobs: list[Config] = []
     verdicts: list[tuple[list[str], str]] = []
     notes: list[str] = []
     tokens, forced = [*listed, *words.tokens], [*extra.forced, *words.forced]
     for one, other in zip(_expand(tokens), _expand(forced), strict=True):
-        cfg, _ = _try(command, one, other, known=known)
+        cfg, used = _try(command, one, other, known=known)
+        as_typed = as_typed and used is one
         try:
             jobs.append(_judge(cfg, Path(str(base.hydra.sweep.dir)) / str(len(jobs))))
             notes = notes or _notes(command, cfg, jobs[-1])
@@ -188,7 +180,6 @@ def _sweep(command: Command, words: overrides.Words, base: DictConfig) -> Plan:
     if verdicts:
         total = len(jobs) + len(verdicts)
         raise UserError(_refused(verdicts, total))
-    as_typed = known and all(_composes(command, one) for one in _expand(tokens)[:1])
     return Plan(replace(command, tokens=words.tokens if as_typed else words.forced), jobs, True, notes)
 
 
@@ -223,7 +214,8 @@ def _judge(cfg: DictConfig, folder: Path) -> Config:
     with read_write(cfg), open_dict(cfg):
         cfg.hydra.runtime.output_dir = str(folder.absolute())
         HydraConfig.instance().set_config(cfg)
-        job: Any = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+        job = copy.deepcopy(cfg)
+        del job["hydra"]
     return validate(job)
 
 
@@ -257,7 +249,7 @@ def _refuse_used(folder: Path, key: str) -> None:
 
 
 def _notes(command: Command, cfg: DictConfig, config: Config) -> list[str]:
-    """What was chosen in the user's place and had better be known."""
+    """What was chosen in the user's place."""
     chosen = any(
         token.lstrip("+").split("=")[0].split(".")[0] in ("reward", "experiment") for token in command.tokens
     )
@@ -265,5 +257,5 @@ def _notes(command: Command, cfg: DictConfig, config: Config) -> list[str]:
         return []
     return [
         f"note: reward=length (answers of about {config.reward.target} words) stands in, since the embedded "
-        "reward model fits only model=tiny; choose what you want with reward=..., see python train.py --help reward"
+        "reward model fits only model=tiny; choose yours with reward=..., see python train.py --help reward"
     ]

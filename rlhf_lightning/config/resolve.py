@@ -61,8 +61,11 @@ def plain(config: DictConfig | Mapping[str, Any]) -> tuple[dict[str, Any], list[
     node: Any = copy.deepcopy(config) if OmegaConf.is_config(config) else OmegaConf.create(dict(config))
     OmegaConf.set_readonly(node, False)
     OmegaConf.set_struct(node, False)
-    faults = [_secret(key, name) for key, name in _secrets(OmegaConf.to_container(node, resolve=False), "")]
-    for key in sorted(OmegaConf.missing_keys(node)):
+    raw = OmegaConf.to_container(node, resolve=False)
+    faults = [_secret(key, name) for key, name in _secrets(raw, "")]
+    for fault in faults:
+        _remove(node, fault.keys[0])
+    for key in _missing(raw, ""):
         faults.append(Fault((key,), f"{key} is required ({_explain(key)}): give {key}=VALUE"))
         _remove(node, key)
     while True:
@@ -230,6 +233,15 @@ def _remove(node: Any, key: str) -> None:
         node = node.get(head) if hasattr(node, "get") else None
     if hasattr(node, "pop"):
         node.pop(last, None)
+
+
+def _missing(value: Any, key: str) -> Iterable[str]:
+    """Dotted keys of the values that the files leave to the user, written ``???``."""
+    if isinstance(value, dict):
+        for name, below in value.items():
+            yield from _missing(below, f"{key}.{name}".lstrip("."))
+    elif value == "???":
+        yield key
 
 
 def _secrets(value: Any, key: str) -> Iterable[tuple[str, str]]:
