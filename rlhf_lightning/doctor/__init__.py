@@ -1,7 +1,7 @@
 """``python train.py doctor=true``: proves that this model with these settings learns what it should.
 
-Every check runs the parts that training runs, on real answers of the loaded model, with a real optimizer step where
-one is needed. Nothing stays: tensors, counters and modes are put back to the last bit.
+Every check runs the parts that training runs, on real answers of the loaded model, with a real optimizer
+step where one is needed. Nothing stays: tensors, counters and modes are put back to the last bit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from rich.progress import (
 
 from rlhf_lightning.console import Check, print_checks
 from rlhf_lightning.doctor import endings, frozen, gradients, ratios, reward, sampling, scoring
-from rlhf_lightning.doctor.exam import Exam, Finding, Proof
+from rlhf_lightning.doctor.exam import Exam
+from rlhf_lightning.doctor.proof import Finding, Proof
 
 if TYPE_CHECKING:
     from rlhf_lightning.build import Parts
@@ -78,6 +79,11 @@ def judge(proof: Proof, exam: Exam) -> Finding:
 
 def _progress(console: Console) -> Progress:
     return Progress(
-        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        console=console, transient=True,
-    )  # fmt: skip
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+    )

@@ -7,7 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rlhf_lightning.doctor.exam import Exam, Finding, Proof, rows_of
+from rlhf_lightning.doctor.exam import Exam, rows_of
+from rlhf_lightning.doctor.proof import Finding, Proof
 from rlhf_lightning.rollout.generate import generate
 from rlhf_lightning.types import Generation, Prompts
 
@@ -15,8 +16,8 @@ AT = 2  # tokens before the end that is put in place
 
 
 def end_token_is_learned(exam: Exam) -> Finding:
-    """The loop is made to draw an end token: it has to stop there and count it, and a step that rewards it and nothing
-    else has to make it likelier. So answers of the first batch need not end by themselves."""
+    """The loop is made to draw an end token: it has to stop there and count it, and a step that rewards it
+    and nothing else has to make it likelier. So answers of the first batch need not end by themselves."""
     ends = sorted(exam.model.backbone.end_ids)
     wrong, place = [], min(AT, exam.config.generation.max_new_tokens - 1)
     for end in ends[:4]:
@@ -90,8 +91,9 @@ def _end_logprobs(exam: Exam, generation: Generation, place: int) -> Tensor:
 PROOFS = (
     Proof(
         "the end token is learned from",
-        "Answers do not stop at an end token, or the token that ends them is masked out: the model then never learns to "
-        "stop. Usual causes: a mask made by comparing with the pad id, or an end id missing from the set.",
+        "Answers do not stop at an end token, or the token that ends them is masked out: the model then "
+        "never learns to stop. Usual causes: a mask made by comparing with the pad id, or an end id missing "
+        "from the set.",
         end_token_is_learned,
     ),
 )

@@ -1,4 +1,4 @@
-"""What the checks share: a set-up that is slightly disturbed, its experience, and the way back."""
+"""What the checks share: real experience of the opened module, and its real optimizer step."""
 
 from __future__ import annotations
 
@@ -9,50 +9,22 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from lightning.fabric import Fabric
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlhf_lightning.data.datamodule import PromptDataModule
 from rlhf_lightning.data.padding import left_pad
 from rlhf_lightning.doctor.fingerprint import fingerprint
+from rlhf_lightning.doctor.opened import Opened
 from rlhf_lightning.functional.moments import RunningMoments
 from rlhf_lightning.randomness import counted_seed
 from rlhf_lightning.rollout.collect import collect
 from rlhf_lightning.rollout.generate import generate, texts
 from rlhf_lightning.stages.losses import UpdateStats
 from rlhf_lightning.stages.ppo import PPO
-from rlhf_lightning.types import Generation, Prompts, Rollout, Scores
+from rlhf_lightning.types import Ended, Generation, Prompts, Rollout, Scores
 
 ANSWERS = 16
 NEW_TOKENS = 12
-DISTURBANCE = 0.02
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What one check saw."""
-
-    passed: bool
-    figure: str
-
-
-@dataclass(frozen=True)
-class Proof:
-    """One check: its name, what a failure means and what usually causes it, and how it is done."""
-
-    name: str
-    meaning: str
-    run: Callable[[Exam], Finding]
-
-
-@dataclass(frozen=True)
-class Tolerance:
-    """Largest differences that rounding explains."""
-
-    same: float
-    """Two passes over the same batch: |ratio - 1|."""
-    other: float
-    """The same row in a batch of another shape, as a share of the largest number or of 1."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +36,11 @@ class Update:
     stats: UpdateStats
 
 
-class Exam(AbstractContextManager["Exam"]):
-    """A PPO module opened for examination; on leaving, every tensor, counter and flag is as it was.
+class Exam(Opened, AbstractContextManager["Exam"]):
+    """A PPO module opened for examination, with experience to look at.
 
-    A fresh LoRA has B = 0: policy, critic and reference are then one function, and A gets no gradient, so that most
-    faults could not be seen. Inside, the B of every trainable adapter carries a little noise.
+    A fresh LoRA has B = 0: policy, critic and reference are then one function, and A gets no gradient, so
+    that most faults could not be seen. Inside, the B of every trainable adapter carries a little noise.
 
     Attributes:
         prompts: some of the first batch, shortest first.
@@ -81,28 +53,11 @@ class Exam(AbstractContextManager["Exam"]):
     """
 
     def __init__(self, module: PPO, data: PromptDataModule) -> None:
-        self.module = module
-        self.model = module.actor_critic
-        self.config = module.config
+        super().__init__(module)
         self.prompts = _some_prompts(data)
-        half = self.model.backbone.model.dtype != torch.float32
-        self.tolerance = Tolerance(same=1e-3, other=0.1) if half else Tolerance(same=1e-6, other=1e-4)
 
     def __enter__(self) -> Exam:
-        module, model = self.module, self.model
-        self._start = {name: p.detach().clone() for name, p in module._trainable().items()}
-        self._training = {name: part.training for name, part in module.named_modules()}
-        self._random = torch.get_rng_state()
-        names = ("counters", "metrics", "rollout", "progress", "config", "_fabric", "_fabric_optimizers")
-        self._attributes = {name: getattr(module, name) for name in names}
-        module.counters = dict(module.counters)
-        module.progress = lambda phase, done, total: None
-        self._modules = {"beta": module.beta.state_dict(), "moments": module.moments.state_dict()}
-        # Fabric stands in for the Trainer: the module's own update runs, without a fit around it.
-        device = model.device
-        module._fabric = Fabric(
-            accelerator=device.type, devices=1 if device.index is None else [device.index]
-        )
+        self.open()
         try:
             self._prepare()
         except BaseException:
@@ -117,7 +72,7 @@ class Exam(AbstractContextManager["Exam"]):
 
     def _prepare(self) -> None:
         self.frozen = fingerprint(self.unchanging())
-        self.disturbed = self._disturb()
+        self.disturbed = self.disturb()
         self.made_up = self._made_up()
         self.model.eval()
         for layer in self.four_bit():  # one forward in eval mode is what packs such a layer
@@ -126,84 +81,6 @@ class Exam(AbstractContextManager["Exam"]):
         self.model.eval()
         self.generation, self.loop_logprobs = self.sample()
         self.rollout = self.collect(self.generation)
-
-    def restore(self) -> None:
-        """Put back what the examination touched."""
-        self._load(self._start)
-        for name, value in self._attributes.items():
-            setattr(self.module, name, value)
-        self.module.beta.load_state_dict(self._modules["beta"])
-        self.module.moments.load_state_dict(self._modules["moments"])
-        for name, part in self.module.named_modules():
-            part.training = self._training[name]
-        torch.set_rng_state(self._random)
-
-    # ---- states of the model -------------------------------------------------------------------------------------
-
-    @contextmanager
-    def undone(self) -> Iterator[None]:
-        """Trainable tensors come back as they were at the start of the block."""
-        before = {name: p.detach().clone() for name, p in self.module._trainable().items()}
-        try:
-            yield
-        finally:
-            self._load(before)
-            self.model.eval()
-
-    @contextmanager
-    def at_start(self) -> Iterator[None]:
-        """The undisturbed set-up inside the block, as training would meet it."""
-        with self.undone():
-            self._load(self._start)
-            yield
-
-    def _load(self, tensors: dict[str, Tensor]) -> None:
-        own = dict(self.module.named_parameters())
-        with torch.no_grad():
-            for name, tensor in tensors.items():
-                own[name].copy_(tensor)
-        self.module.zero_grad(set_to_none=True)
-
-    @torch.no_grad()
-    def _disturb(self) -> int:
-        generator = torch.Generator().manual_seed(counted_seed(self.config.seed, "doctor", "disturb"))
-        count = 0
-        for name, p in self.module._trainable().items():
-            if ".lora_B." in name or ".lora_embedding_B." in name:
-                p.add_(torch.randn(p.shape, generator=generator).to(p) * DISTURBANCE)
-                count += 1
-        return count
-
-    def unchanging(self) -> dict[str, Tensor]:
-        """All tensors that no update may touch: the backbone, quantisation states, frozen adapters and heads."""
-        found: dict[str, Tensor] = {}
-        for name, p in self.module.named_parameters():
-            if name not in self.own_names():
-                found[name] = p
-            state = getattr(p, "quant_state", None)
-            if state is not None:
-                found[f"{name}.absmax"] = state.absmax
-        return found | dict(self.module.named_buffers())
-
-    def own_names(self) -> set[str]:
-        """Names of what should train, told by adapter and head and not by ``requires_grad``."""
-        adapters = {self.model.roles.adapter("policy"), self.model.roles.adapter("critic")}
-        found = set()
-        for name, _ in self.module.named_parameters():
-            lora = ".lora_" in name and any(f".{adapter}." in name for adapter in adapters)
-            if lora or ".value_head." in name:
-                found.add(name)
-        return found
-
-    def own_role(self, name: str) -> str:
-        """Whose tensor it is: ``policy`` or ``critic``."""
-        policy = self.model.roles.adapter("policy")
-        return "policy" if ".lora_" in name and f".{policy}." in name else "critic"
-
-    def four_bit(self) -> list[nn.Module]:
-        return [m for m in self.model.modules() if hasattr(getattr(m, "weight", None), "quant_state")]
-
-    # ---- what a run does -----------------------------------------------------------------------------------------
 
     def sample(self, *, greedy: bool = False) -> tuple[Generation, Tensor]:
         """Answers to the prompts, and what the loop itself thought of each token it chose, (B, T)."""
@@ -242,7 +119,7 @@ class Exam(AbstractContextManager["Exam"]):
                 self.model.__dict__["logits"] = own
 
     def collect(self, generation: Generation) -> Rollout:
-        """Experience under stand-in scores, -1 .. 1 in no order of length: the reward has checks of its own."""
+        """Experience under stand-in scores, -1 .. 1 in no order: the reward has checks of its own."""
         generator = torch.Generator().manual_seed(counted_seed(self.config.seed, "doctor", "scores"))
         scores = torch.linspace(-1, 1, len(generation))[torch.randperm(len(generation), generator=generator)]
         return collect(
@@ -257,7 +134,7 @@ class Exam(AbstractContextManager["Exam"]):
         )
 
     def step(self, rollout: Rollout, *, lr: float, **ppo: Any) -> Update:
-        """The module's own optimizer step over all rows, with learning rate ``lr`` and changed ``ppo`` settings."""
+        """The module's own optimizer step over all rows, with its rate set to ``lr`` and ``ppo`` changed."""
         module = self.module
         optimizer = module.configure_optimizers()
         names = {id(p): name for name, p in module.named_parameters()}
@@ -307,6 +184,7 @@ class Exam(AbstractContextManager["Exam"]):
         chosen = [(i * (len(self.prompts.ids) - 1)) // max(rows - 1, 1) for i in range(rows)]
         ids, mask = left_pad([self.prompts.ids[i] for i in chosen], self.model.backbone.pad_id)
         generator = torch.Generator().manual_seed(counted_seed(self.config.seed, "doctor", "made up"))
+        ended: tuple[Ended, ...] = ("length",) * rows
         answers = torch.randint(len(self.model.backbone.tokenizer), (rows, 5), generator=generator)
         return Generation(
             ids,
@@ -314,7 +192,7 @@ class Exam(AbstractContextManager["Exam"]):
             answers,
             torch.ones_like(answers, dtype=torch.bool),
             torch.arange(rows),
-            ("length",) * rows,
+            ended,
         )
 
     def alone(self, row: int, generation: Generation) -> tuple[Tensor, Tensor]:
@@ -337,13 +215,11 @@ def rows_of(generation: Generation, rows: Tensor) -> Generation:
     )
 
 
-def distance(one: Tensor, two: Tensor) -> float:
-    """max |one - two| as a share of the largest number in ``two`` or of 1; infinite where either is not finite."""
-    if one.numel() == 0:
-        return 0.0
-    one, two = one.detach().float().cpu(), two.detach().float().cpu()
-    figure = float((one - two).abs().max() / two.abs().max().clamp(min=1.0))
-    return figure if figure == figure else float("inf")
+def unpadded(prompts: Tensor, answers: Tensor) -> Generation:
+    """Prompts (B, P) and answers (B, T) of which every token is real."""
+    ended: tuple[Ended, ...] = ("length",) * len(prompts)
+    real = (torch.ones_like(prompts).bool(), torch.ones_like(answers).bool())
+    return Generation(prompts, real[0], answers, real[1], torch.arange(len(prompts)), ended)
 
 
 def _backward(loss: Tensor) -> None:

@@ -13,8 +13,8 @@ _CHUNK = 1 << 25  # bytes looked at together
 def fingerprint(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """A 64-bit sum over each tensor's bytes, computed where the tensor lies.
 
-    The 8-byte words w_i are added as (2 i + 1) w_i modulo 2^64: odd factors, so that no change of a single word can
-    cancel, and different ones, so that a swap shows.
+    The 8-byte words w_i are added as (2 i + 1) w_i modulo 2^64: odd factors, so that no change of a single
+    word can cancel, and different ones, so that a swap shows.
     """
     return {name: _sum(tensor) for name, tensor in tensors.items()}
 

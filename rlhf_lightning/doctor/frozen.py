@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from rlhf_lightning.doctor.exam import Exam, Finding, Proof
+from rlhf_lightning.doctor.exam import Exam
 from rlhf_lightning.doctor.fingerprint import fingerprint
+from rlhf_lightning.doctor.proof import Finding, Proof
 
 
 def frozen_bytes_unchanged(exam: Exam) -> Finding:
@@ -46,14 +47,14 @@ def dropouts_are_off(exam: Exam) -> Finding:
 PROOFS = (
     Proof(
         "the frozen weights keep their bytes",
-        "A step changed weights that all roles share, so reference and reward moved too. Usual causes: a base layer that "
-        "requires grad and sits in the optimizer, or an adapter merged into its base.",
+        "A step changed weights that all roles share, so reference and reward moved too. Usual causes: a "
+        "base layer that requires grad and sits in the optimizer, or an adapter merged into its base.",
         frozen_bytes_unchanged,
     ),
     Proof(
         "all dropouts are 0",
-        "Two passes over the same tokens disagree, so the ratio is not 1 before a step. Usual causes: a rate in the "
-        "adapter's own config (lora_dropout), or in a model type whose rate has another name.",
+        "Two passes over the same tokens disagree, so the ratio is not 1 before a step. Usual causes: a "
+        "rate in the adapter's own config (lora_dropout), or in a model type whose rate has another name.",
         dropouts_are_off,
     ),
 )

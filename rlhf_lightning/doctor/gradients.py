@@ -7,12 +7,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rlhf_lightning.doctor.exam import Exam, Finding, Proof
+from rlhf_lightning.doctor.exam import Exam
+from rlhf_lightning.doctor.proof import Finding, Proof
 from rlhf_lightning.types import Rollout
 
 
 def adapters_and_heads_learn(exam: Exam) -> Finding:
-    """Gradients of one real optimizer step by name: all of the adapters and heads that train, and nothing else."""
+    """Gradients of one real optimizer step: all of the adapters and heads that train, and nothing else."""
     own, ppo = exam.own_names(), exam.config.ppo
     expected = {name for name in own if ppo.vf_coef > 0 or exam.own_role(name) == "policy"}
     with exam.undone():
@@ -41,7 +42,7 @@ def adapters_and_heads_learn(exam: Exam) -> Finding:
 def losses_stay_apart(exam: Exam) -> Finding:
     """Advantages 0: the policy gets exactly nothing. Value loss 0: the critic gets exactly nothing.
 
-    With ``model.critic=shared`` the trunk learns from both by design, and only the value head is the critic's own.
+    With ``model.critic=shared`` the trunk learns from both by design, and only the head is the critic's own.
     """
     rollout, shared = exam.rollout, exam.model.shared_critic
     flat = replace(rollout, advantages=torch.zeros_like(rollout.advantages))
@@ -65,8 +66,9 @@ def losses_stay_apart(exam: Exam) -> Finding:
 def rollout_leaves_gradients(exam: Exam) -> Finding:
     """Gradients before the first rollout against gradients after several, and 4-bit layers that were packed.
 
-    On a CPU with AVX512-BF16 bitsandbytes packs a 4-bit layer in eval mode; from then on it passes no gradient to its
-    input and raises no error. Where the device itself does not repeat a gradient exactly, that noise is allowed for.
+    On a CPU with AVX512-BF16 bitsandbytes packs a 4-bit layer in eval mode; from then on it passes no
+    gradient to its input and raises no error. Where the device does not repeat a gradient exactly, that noise
+    is allowed for.
     """
     before, repeated = exam.first_gradients
     exam.sample()
@@ -87,7 +89,7 @@ def rollout_leaves_gradients(exam: Exam) -> Finding:
 
 
 def reference_stays(exam: Exam) -> Finding:
-    """Reference log-probabilities before and after a hard step, to the last bit; the policy's have to move."""
+    """Reference log-probabilities before and after a hard step, to the last bit; the policy's must move."""
     with exam.undone(), torch.no_grad():
         before = _logprobs(exam)
         with torch.enable_grad():
@@ -131,26 +133,29 @@ def _largest(one: dict[str, Tensor], two: dict[str, Tensor]) -> float:
 PROOFS = (
     Proof(
         "only adapters and heads learn, and all",
-        "A tensor that should train gets no gradient, or one that should not gets some. Usual causes: an adapter loaded "
-        "frozen, an optimizer built before the second adapter was active, gradient checkpointing cut off from its input.",
+        "A tensor that should train gets no gradient, or one that should not gets some. Usual causes: an "
+        "adapter loaded frozen, an optimizer built before the second adapter was active, gradient "
+        "checkpointing cut off from its input.",
         adapters_and_heads_learn,
     ),
     Proof(
         "each loss reaches its own adapter only",
-        "The value loss changes the policy or the policy loss the critic, so a large value error spoils the answers. Usual "
-        "causes: the wrong role active in a forward, values not detached in the advantages.",
+        "The value loss changes the policy or the policy loss the critic, so a large value error spoils the "
+        "answers. Usual causes: the wrong role active in a forward, values not detached in the advantages.",
         losses_stay_apart,
     ),
     Proof(
         "gradients survive a rollout",
-        "After sampling, the same loss gives other gradients: training looks alive and learns wrongly. Usual cause: 4-bit "
-        "layers packed in eval mode (a CPU with AVX512-BF16), which then pass no gradient to their input.",
+        "After sampling, the same loss gives other gradients: training looks alive and learns wrongly. "
+        "Usual cause: 4-bit layers packed in eval mode (a CPU with AVX512-BF16), which then pass no "
+        "gradient to their input.",
         rollout_leaves_gradients,
     ),
     Proof(
         "the reference stands still",
-        "The reference moved with a step, or the policy did not: the KL then measures nothing. Usual causes: a reference "
-        "that shares the policy's adapter, or an optimizer without the policy's tensors.",
+        "The reference moved with a step, or the policy did not: the KL then measures nothing. Usual "
+        "causes: a reference that shares the policy's adapter, or an optimizer without the policy's "
+        "tensors.",
         reference_stays,
     ),
 )

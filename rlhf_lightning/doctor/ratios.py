@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from rlhf_lightning.doctor.exam import Exam, Finding, Proof
+from rlhf_lightning.doctor.exam import Exam
+from rlhf_lightning.doctor.proof import Finding, Proof
 from rlhf_lightning.rollout.minibatches import micro_batches, slices, take
 
 
 def ratio_is_one(exam: Exam) -> Finding:
-    """The rollout's log-probabilities against the update's own forward: in the same batches, and as the update cuts them."""
+    """The rollout's log-probabilities against the update's forward: in the same batches, and as it cuts them."""
     rollout, model, size = exam.rollout, exam.model, exam.config.ppo.micro_batch_size
     exam.update_mode()
     same = [take(rollout, rows) for rows, _ in slices(rollout, size)]
@@ -32,7 +33,7 @@ def ratio_is_one(exam: Exam) -> Finding:
     tokens = int(rollout.response_mask.sum())
     return Finding(
         passed,
-        f"max |ratio - 1| {figures[0]:.1e}, re-cut {figures[1]:.1e}, clipped {clipped:.0%} of {tokens} tokens",
+        f"max |ratio - 1| {figures[0]:.1e}, re-cut {figures[1]:.1e}, {tokens} tokens, {clipped:.0%} clipped",
     )
 
 
@@ -47,7 +48,7 @@ def kl_is_zero(exam: Exam) -> Finding:
 
 
 def numbers_are_float32(exam: Exam) -> Finding:
-    """Log-probabilities, entropies and values as they leave the model: bfloat16 keeps 8 bits, a ratio needs more."""
+    """Log-probabilities, entropies and values as they leave the model: a ratio needs more than bfloat16."""
     with torch.no_grad():
         logprobs, entropy = exam.model.policy(exam.made_up)
         found = {
@@ -67,20 +68,20 @@ def numbers_are_float32(exam: Exam) -> Finding:
 PROOFS = (
     Proof(
         "ratio 1 before the first step",
-        "The update sees another policy than the one that sampled, so the clip acts on noise. Usual causes: dropout that "
-        "is on, position ids or temperature used in one pass only.",
+        "The update sees another policy than the one that sampled, so the clip acts on noise. Usual causes: "
+        "dropout that is on, position ids or temperature used in one pass only.",
         ratio_is_one,
     ),
     Proof(
         "KL 0 before the first step",
-        "The policy does not start at its reference, so the KL penalty pulls towards another model. Usual causes: a "
-        "reference with the wrong adapter, or an adapter that does not start at zero.",
+        "The policy does not start at its reference, so the KL penalty pulls towards another model. Usual "
+        "causes: a reference with the wrong adapter, or an adapter that does not start at zero.",
         kl_is_zero,
     ),
     Proof(
         "scored in float32",
-        "Log-probabilities or values were rounded to half precision, which moves every ratio by about a percent. Usual "
-        "cause: log-softmax or a head in the model's own dtype.",
+        "Log-probabilities or values were rounded to half precision, which moves every ratio by about a "
+        "percent. Usual cause: log-softmax or a head in the model's own dtype.",
         numbers_are_float32,
     ),
 )

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from rlhf_lightning.doctor.exam import Exam, Finding, Proof, distance
+from rlhf_lightning.doctor.exam import Exam
+from rlhf_lightning.doctor.proof import Finding, Proof, distance
 from rlhf_lightning.rewards.base import Reward
 from rlhf_lightning.rewards.classifier import ClassifierReward
 from rlhf_lightning.rewards.combine import CombinedReward
@@ -40,7 +41,7 @@ def order_does_not_matter(exam: Exam) -> Finding:
 
 
 def right_token_is_read(exam: Exam) -> Finding:
-    """Reward models: padded beside others against alone, and against the score of the last real token by hand."""
+    """Reward models: beside others against alone, and against the score of the last real token by hand."""
     prompts, responses = _answers(exam)
     models = list(_models(exam.module.reward))
     if not models:
@@ -104,20 +105,20 @@ def _answers(exam: Exam) -> tuple[tuple[str, ...], tuple[str, ...]]:
 PROOFS = (
     Proof(
         "the reward gives one finite number each",
-        "The reward failed on answers of the kind that a run brings, or gave a number too many or too few. Usual cause: an "
-        "empty answer that it did not expect.",
+        "The reward failed on answers of the kind that a run brings, or gave a number too many or too few. "
+        "Usual cause: an empty answer that it did not expect.",
         one_finite_score_each,
     ),
     Proof(
         "the reward depends on the text alone",
-        "The same answer scores differently when asked again or in another place. Usual causes: randomness, state kept "
-        "between calls, a score relative to the batch, a model in train mode.",
+        "The same answer scores differently when asked again or in another place. Usual causes: randomness, "
+        "state kept between calls, a score relative to the batch, a model in train mode.",
         order_does_not_matter,
     ),
     Proof(
         "the reward model reads the right token",
-        "The score is read at padding or too early, so it hangs on batch neighbours. Usual causes: looking for the first "
-        "pad id where pad is the end token too, or position ids without the mask.",
+        "The score is read at padding or too early, so it hangs on batch neighbours. Usual causes: looking "
+        "for the first pad id where pad is the end token too, or position ids without the mask.",
         right_token_is_read,
     ),
 )

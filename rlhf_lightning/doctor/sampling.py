@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlhf_lightning.doctor.exam import Exam, Finding, Proof, distance
+from rlhf_lightning.doctor.exam import Exam, unpadded
+from rlhf_lightning.doctor.proof import Finding, Proof, distance
 from rlhf_lightning.rollout.generate import _Batch
 from rlhf_lightning.rollout.sampling import uniforms
 from rlhf_lightning.types import Generation
@@ -17,7 +18,7 @@ LEAST_P = 1e-5
 
 
 def cached_forward_agrees(exam: Exam) -> Finding:
-    """What the loop thought of each token, step by step over its cache, against one forward over the whole."""
+    """What the loop thought of each token, step by step over its cache, against one forward over all."""
     sampled, greedy = exam.rollout, exam.sample(greedy=True)
     figures = [
         distance(exam.loop_logprobs[sampled.response_mask], sampled.logprobs[sampled.response_mask]),
@@ -87,7 +88,7 @@ def _draw(exam: Exam, row: int) -> Tensor:
 
 @torch.no_grad()
 def _likeliest(exam: Exam, row: int) -> tuple[Tensor, Tensor]:
-    """The likeliest first tokens by the model's own logits, and their probabilities as the update scores them."""
+    """The likeliest first tokens by the model's logits, and their probabilities as the update scores them."""
     prompt = torch.tensor([exam.prompts.ids[row]], device=exam.model.device)
     with exam.model.roles.use("policy"):
         tokens = exam.model.backbone.model(prompt).logits[0, -1].float()
@@ -96,10 +97,7 @@ def _likeliest(exam: Exam, row: int) -> tuple[Tensor, Tensor]:
     answers = tokens.unsqueeze(1)
     found = []
     for part in torch.arange(len(tokens)).split(exam.config.ppo.micro_batch_size):
-        batch = Generation(
-            ids[part], torch.ones_like(ids[part]).bool(), answers[part], torch.ones_like(answers[part]).bool(), part,
-            ("length",) * len(part),
-        )  # fmt: skip
+        batch = unpadded(ids[part], answers[part])
         found.append(exam.model.policy(batch)[0].cpu()[:, 0].exp())
     return tokens, torch.cat(found)
 
@@ -107,20 +105,21 @@ def _likeliest(exam: Exam, row: int) -> tuple[Tensor, Tensor]:
 PROOFS = (
     Proof(
         "cached sampling agrees with scoring",
-        "The loop that samples computes other probabilities than the pass that scores its tokens. Usual causes: positions "
-        "or cache rows that go astray as answers end, or a different adapter.",
+        "The loop that samples computes other probabilities than the pass that scores its tokens. Usual "
+        "causes: positions or cache rows that go astray as answers end, or a different adapter.",
         cached_forward_agrees,
     ),
     Proof(
         "tokens come as often as scored",
-        "Tokens are drawn from another distribution than the one that the update scores, which biases every gradient and "
-        "can make the KL negative. Usual causes: top-k or top-p, a second temperature, settings taken from a checkpoint.",
+        "Tokens are drawn from another distribution than the one that the update scores, which biases every "
+        "gradient and can make the KL negative. Usual causes: top-k or top-p, a second temperature, "
+        "settings taken from a checkpoint.",
         frequencies_match,
     ),
     Proof(
         "the same seed repeats a rollout",
-        "Sampling depends on something besides seed and iteration, so no run can be repeated or resumed. Usual causes: a "
-        "global random generator, or a mode that the update leaves behind.",
+        "Sampling depends on something besides seed and iteration, so no run can be repeated or resumed. "
+        "Usual causes: a global random generator, or a mode that the update leaves behind.",
         rollout_repeats,
     ),
 )

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rlhf_lightning.doctor.exam import Exam, Finding, Proof, distance, rows_of
+from rlhf_lightning.doctor.exam import Exam, rows_of, unpadded
+from rlhf_lightning.doctor.proof import Finding, Proof, distance
 from rlhf_lightning.types import Generation
 
 ROWS = 4
@@ -35,10 +36,7 @@ def padding_changes_nothing(exam: Exam) -> Finding:
     with torch.no_grad():
         for row in _spread(exam):
             prompt, answer = (t.cpu() for t in exam.alone(row, batch))
-            single = Generation(
-                prompt, torch.ones_like(prompt).bool(), answer, torch.ones_like(answer).bool(), batch.rows[row : row + 1],
-                batch.ended[row : row + 1],
-            )  # fmt: skip
+            single = unpadded(prompt, answer)
             neighbours = torch.tensor(sorted({row, 0, len(batch) - 1}))
             place = neighbours.tolist().index(row)
             for name, of in read.items():
@@ -51,7 +49,7 @@ def padding_changes_nothing(exam: Exam) -> Finding:
 
 
 def own_head_agrees(exam: Exam) -> Finding:
-    """Our slices and chunked head against the model's own logits, row by row, no padding, default positions."""
+    """Our slices and chunked head against the model's own logits, row by row, without padding."""
     batch, model = exam.generation, exam.model
     figures = {"policy": 0.0, "reference": 0.0}
     with torch.no_grad():
@@ -127,26 +125,27 @@ def _spread(exam: Exam) -> list[int]:
 PROOFS = (
     Proof(
         "padding and neighbours change nothing",
-        "A row is scored differently beside other rows, so ratios and rewards depend on who shares its batch. Usual causes: "
-        "default position ids under left padding, or a mask that lets padding through.",
+        "A row is scored differently beside other rows, so ratios and rewards depend on who shares its "
+        "batch. Usual causes: default position ids under left padding, or a mask that lets padding through.",
         padding_changes_nothing,
     ),
     Proof(
         "log-probabilities are the model's own",
-        "Our reading of the head differs from the model's logits, so the wrong tokens are credited. Usual causes: a slice "
-        "shifted by one, wrong position ids, a head with a scale or cap that we do not know.",
+        "Our reading of the head differs from the model's logits, so the wrong tokens are credited. Usual "
+        "causes: a slice shifted by one, wrong position ids, a head with a scale or cap that we do not "
+        "know.",
         own_head_agrees,
     ),
     Proof(
         "temperature divides every pass",
-        "Sampling and scoring use different temperatures, so old, new and reference describe no common policy. Usual cause: "
-        "a temperature given to the sampling alone.",
+        "Sampling and scoring use different temperatures, so old, new and reference describe no common "
+        "policy. Usual cause: a temperature given to the sampling alone.",
         temperature_reaches_scoring,
     ),
     Proof(
         "values are read before the token",
-        "The critic sees the token that it should predict the value before, or reads one place too early. Usual cause: a "
-        "hidden-state slice shifted by one.",
+        "The critic sees the token that it should predict the value before, or reads one place too early. "
+        "Usual cause: a hidden-state slice shifted by one.",
         time_axis,
     ),
 )
