@@ -65,7 +65,7 @@ class Jobs:
             self._keep(folder, shown, error or f"ended with exit code {code}")
             return Job(folder, code, error=error or f"ended with exit code {code}")
         except Exception as e:
-            shown, error = traceback.format_exc(), f"{type(e).__name__}: {e}"
+            shown, error = traceback.format_exc().rstrip(), f"{type(e).__name__}: {e}"
         self._keep(folder, shown, shown)
         return Job(folder, 1, error=error.splitlines()[0] if error else "failed")
 

@@ -228,11 +228,12 @@ def _without(errors: list[ErrorDetails], values: dict[str, Any]) -> Config | Non
 
 
 def _remove(node: Any, key: str) -> None:
-    *heads, last = key.replace("[", ".").replace("]", "").split(".")
+    """Take a setting away, a list as a whole; reading it first could trip over the fault that it has."""
+    *heads, last = key.partition("[")[0].split(".")
     for head in heads:
         node = node.get(head) if hasattr(node, "get") else None
-    if hasattr(node, "pop"):
-        node.pop(last, None)
+    if node is not None and hasattr(node, "keys") and last in node.keys():  # noqa: SIM118, "in" of OmegaConf resolves
+        del node[last]
 
 
 def _missing(value: Any, key: str) -> Iterable[str]:
