@@ -146,7 +146,7 @@ class TestChunked:
 
     def test_low_precision_head(self):
         hidden, weight, _, tokens = head(rows=6, dtype=torch.bfloat16)
-        # The hidden state is float32, as adapters leave it: it is cast to the head's dtype and gets its own back.
+        # The hidden state is float32, as adapters leave it: it is cast to the head's and cast back.
         wide = hidden.detach().float().requires_grad_()
         lp, h = chunked_token_logprobs(wide, weight, tokens, chunk=4)
         assert lp.dtype == h.dtype == torch.float32
@@ -200,7 +200,7 @@ class TestChunked:
 
     @pytest.mark.parametrize("scale", [1.0, 1e6])
     def test_ruled_out_tokens(self, scale):
-        hidden, weight, bias, tokens = head(vocabulary=11)
+        hidden, weight, bias, tokens = head(vocabulary=11, dtype=torch.float32)
         barred = bias.detach().clone()
         barred[3] = -math.inf
         lp, h = chunked_token_logprobs(

@@ -72,6 +72,7 @@ class TestSurrogate:
         assert (loss, gradient, stats.clipped_count.item()) == (pytest.approx(3.0), 0.0, 1)
         assert one(2.0, -1.0, dual_clip=3.0)[:2] == (pytest.approx(2.0), pytest.approx(1.0))
         assert one(5.0, 1.0, dual_clip=3.0)[0] == pytest.approx(-1.2)
+        assert one(1.1, 1.0, dual_clip=3.0)[2].clipped_count.item() == 0
 
     def test_ratio_one_is_minus_the_mean_advantage(self):
         new, _, advantages, mask = batch(0, 3, 5)
@@ -209,7 +210,7 @@ class TestValue:
 
 class TestDenominator:
     def test_sums_over_the_tokens_of_the_whole_step(self):
-        # Micro-batch A: 4 tokens of loss 1; B: 1 token of loss 5: (4 + 5) / 5 = 1.8; averaging averages gives 3.
+        # Micro-batch A: 4 tokens of loss 1; B: 1 token of loss 5. (4 + 5) / 5 = 1.8; a mean of means gives 3.
         total = 0.0
         for tokens, each in ((4, 1.0), (1, 5.0)):
             zero = torch.zeros(1, tokens)
