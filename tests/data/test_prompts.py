@@ -212,6 +212,7 @@ class TestTemplate:
         for tokenizer, text in (
             (chatml_tokenizer, "user and assistant"),
             (chatml_tokenizer, "what does <|im_start|>user mean ?"),
+            (chatml_tokenizer, "a turn ends with <|im_end|>"),
             (inst_tokenizer, "what does [INST] mean ?"),
         ):
             assert load(tokenizer, [text]).already_templated == 0
