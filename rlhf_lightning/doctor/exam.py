@@ -25,6 +25,7 @@ from rlhf_lightning.types import Ended, Generation, Prompts, Rollout, Scores
 
 ANSWERS = 16
 NEW_TOKENS = 12
+CUT: Ended = "length"
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,7 @@ class Exam(Opened, AbstractContextManager["Exam"]):
         chosen = [(i * (len(self.prompts.ids) - 1)) // max(rows - 1, 1) for i in range(rows)]
         ids, mask = left_pad([self.prompts.ids[i] for i in chosen], self.model.backbone.pad_id)
         generator = torch.Generator().manual_seed(counted_seed(self.config.seed, "doctor", "made up"))
-        ended: tuple[Ended, ...] = ("length",) * rows
+        ended = (CUT,) * rows
         answers = torch.randint(len(self.model.backbone.tokenizer), (rows, 5), generator=generator)
         return Generation(
             ids,
@@ -217,7 +218,7 @@ def rows_of(generation: Generation, rows: Tensor) -> Generation:
 
 def unpadded(prompts: Tensor, answers: Tensor) -> Generation:
     """Prompts (B, P) and answers (B, T) of which every token is real."""
-    ended: tuple[Ended, ...] = ("length",) * len(prompts)
+    ended = (CUT,) * len(prompts)
     real = (torch.ones_like(prompts).bool(), torch.ones_like(answers).bool())
     return Generation(prompts, real[0], answers, real[1], torch.arange(len(prompts)), ended)
 

@@ -10,7 +10,7 @@ from rlhf_lightning.rollout.minibatches import micro_batches, slices, take
 
 
 def ratio_is_one(exam: Exam) -> Finding:
-    """The rollout's log-probabilities against the update's forward: in the same batches, and as it cuts them."""
+    """The rollout's log-probabilities against the update's forward: in the same batches, and in its own."""
     rollout, model, size = exam.rollout, exam.model, exam.config.ppo.micro_batch_size
     exam.update_mode()
     same = [take(rollout, rows) for rows, _ in slices(rollout, size)]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from rlhf_lightning.data.padding import left_pad, right_pad
 from rlhf_lightning.doctor.exam import Exam
 from rlhf_lightning.doctor.proof import Finding, Proof, distance
 from rlhf_lightning.rewards.base import Reward
@@ -56,17 +57,35 @@ def right_token_is_read(exam: Exam) -> Finding:
         other = torch.stack([_by_hand(exam, model, prompts[r], responses[r]) for r in rows])
         alone = max(alone, distance(batch[rows], single))
         by_hand = max(by_hand, distance(batch[rows], other))
+        if isinstance(model, LearnedReward):
+            encoded = [_ids(model, prompts[r], responses[r]) for r in rows]
+            by_hand = max(
+                by_hand, *(distance(_padded(exam, model, encoded, left), other) for left in (True, False))
+            )
     return Finding(
         max(alone, by_hand) <= exam.tolerance.other,
         f"batch against alone {alone:.1e}, against by hand {by_hand:.1e}",
     )
 
 
+def _ids(reward: LearnedReward, prompt: str, response: str) -> list[int]:
+    return encode_judged(reward.tokenizer, prompt, response)[-(reward.limit or 10**9) :]
+
+
+def _padded(exam: Exam, reward: LearnedReward, rows: list[list[int]], left: bool) -> Tensor:
+    """Scores of rows padded with a token that is no end: with pad = end a wrong place reads the same."""
+    backbone = exam.model.backbone
+    noise = next(
+        v for v in range(len(backbone.tokenizer)) if v not in backbone.end_ids and v != backbone.pad_id
+    )
+    return reward.score(*(left_pad if left else right_pad)(rows, noise)).float().cpu()
+
+
 @torch.no_grad()
 def _by_hand(exam: Exam, reward: LearnedReward | ClassifierReward, prompt: str, response: str) -> Tensor:
     """The score of one text, unpadded, read at its last token."""
     if isinstance(reward, LearnedReward):
-        ids = encode_judged(reward.tokenizer, prompt, response)[-(reward.limit or 10**9) :]
+        ids = _ids(reward, prompt, response)
         head = exam.model.score_head
         assert head is not None
         with exam.model.roles.use("reward"):

@@ -1,4 +1,4 @@
-"""A run's parts on the small models, ready to be examined; a reward adapter, an SFT adapter and a classifier to go with them."""
+"""A run's parts on the small models, ready to be examined, with adapters and a classifier to go with them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlhf_lightning.models.backbone import load_backbone
 from rlhf_lightning.rewards.build import build_reward
 from rlhf_lightning.stages.ppo import PPO
 
-LINES = "the soup\na slow waiter brought a cold\nwe\nnothing on the menu was\nthe bread was fresh and\na plate\n"
+LINES = "the soup\na slow waiter brought a cold\nwe\nnothing on the menu was\nthe bread was fresh\na plate\n"
 
 
 @pytest.fixture(scope="session")
@@ -45,8 +45,9 @@ def classifier(model_folders: dict[str, Path], tmp_path_factory: pytest.TempPath
     tokenizer = AutoTokenizer.from_pretrained(model_folders["llama"])
     torch.manual_seed(3)
     config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
-        num_labels=2, pad_token_id=0, eos_token_id=0, bos_token_id=None, max_position_embeddings=128, initializer_range=0.3,
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=1,
+        num_attention_heads=2, num_labels=2, pad_token_id=0, eos_token_id=0, bos_token_id=None,
+        max_position_embeddings=128, initializer_range=0.3,
     )  # fmt: skip
     LlamaForSequenceClassification(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -71,7 +72,9 @@ def make_parts(model_folders: dict[str, Path], adapters: dict[str, Path], classi
         }
         start = {"adapter": str(adapters[family])} if sft else {}
         config = Config(
-            model={"path": str(model_folders[family]), "quantization": "none", "dtype": "float32"} | start | (model or {}),
+            model={"path": str(model_folders[family]), "quantization": "none", "dtype": "float32"}
+            | start
+            | (model or {}),
             ppo={"prompts_per_iteration": 8, "minibatch_size": 8, "micro_batch_size": 4} | (ppo or {}),
             generation={"max_new_tokens": 6} | (generation or {}),
             data={"path": str(file)},
@@ -86,9 +89,16 @@ def make_parts(model_folders: dict[str, Path], adapters: dict[str, Path], classi
             temperature=config.generation.temperature,
         )
         data = PromptDataModule(
-            config.data, backbone.tokenizer, room=100, prompts_per_iteration=8, samples_per_prompt=1, seed=config.seed
+            config.data,
+            backbone.tokenizer,
+            room=100,
+            prompts_per_iteration=8,
+            samples_per_prompt=1,
+            seed=config.seed,
         )
-        judge = build_reward(config.reward, score=actor_critic.score, tokenizer=backbone.tokenizer, context=128)
+        judge = build_reward(
+            config.reward, score=actor_critic.score, tokenizer=backbone.tokenizer, context=128
+        )
         return Parts(PPO(actor_critic, judge, config), data)
 
     return make

@@ -45,7 +45,7 @@ def test_every_check_has_a_planted_fault():
     assert {p.values[0] for p in PLANTS} == {proof.run.__name__ for proof in PROOFS}
 
 
-# ---- ratios ----------------------------------------------------------------------------------------------------------
+# ---- ratios
 
 
 @plant("ratio_is_one", family="gpt2", reward="length")
@@ -71,7 +71,7 @@ def dropout_in_the_adapter_during_the_update(parts, monkeypatch):
 
 @plant("kl_is_zero", reward="length")
 def policy_that_does_not_start_at_its_reference(parts, monkeypatch):
-    name, b = next((n, p) for n, p in parts.module.named_parameters() if ".lora_B.policy." in n)
+    b = next(p for n, p in parts.module.named_parameters() if ".lora_B.policy." in n)
     with torch.no_grad():
         b.add_(1e-3)
 
@@ -84,10 +84,12 @@ def reference_without_the_sft_adapter(parts, monkeypatch):
 @plant("numbers_are_float32", reward="length")
 def logprobs_rounded_to_bfloat16(parts, monkeypatch):
     right = ActorCritic._logprobs
-    monkeypatch.setattr(ActorCritic, "_logprobs", lambda self, *a: tuple(x.bfloat16().float() for x in right(self, *a)))
+    monkeypatch.setattr(
+        ActorCritic, "_logprobs", lambda self, *a: tuple(x.bfloat16().float() for x in right(self, *a))
+    )
 
 
-# ---- scoring ---------------------------------------------------------------------------------------------------------
+# ---- scoring
 
 
 @plant("padding_changes_nothing", family="gpt2", reward="length")
@@ -124,7 +126,9 @@ def head_with_a_scale_that_we_do_not_know(parts, monkeypatch):
 @plant("temperature_reaches_scoring", reward="length")
 def temperature_in_the_sampling_only(parts, monkeypatch):
     right = passes.chunked_token_logprobs
-    monkeypatch.setattr(passes, "chunked_token_logprobs", lambda *a, temperature, **k: right(*a, temperature=1.0, **k))
+    monkeypatch.setattr(
+        passes, "chunked_token_logprobs", lambda *a, temperature, **k: right(*a, temperature=1.0, **k)
+    )
 
 
 @plant("temperature_reaches_scoring", reward="length")
@@ -150,7 +154,7 @@ def values_read_one_position_early(parts, monkeypatch):
     monkeypatch.setattr(ActorCritic, "values", lambda self, batch: right(self, batch).roll(1, dims=1))
 
 
-# ---- sampling --------------------------------------------------------------------------------------------------------
+# ---- sampling
 
 
 @plant("cached_forward_agrees", family="gpt2", reward="length")
@@ -176,7 +180,9 @@ def sampling_from_the_reference(parts, monkeypatch):
 
 @plant("frequencies_match", reward="length")
 def top_k_in_the_loop(parts, monkeypatch):
-    monkeypatch.setattr(loop, "filter_logits", lambda logits, **_: sampling.filter_logits(logits, top_k=20, top_p=1.0))
+    monkeypatch.setattr(
+        loop, "filter_logits", lambda logits, **_: sampling.filter_logits(logits, top_k=20, top_p=1.0)
+    )
 
 
 @plant("frequencies_match", reward="length", generation={"top_p": 0.9})
@@ -191,15 +197,19 @@ def second_temperature_in_the_draw(parts, monkeypatch):
 
 @plant("frequencies_match", reward="length")
 def uniform_numbers_that_are_not_uniform(parts, monkeypatch):
-    monkeypatch.setattr("rlhf_lightning.doctor.sampling.uniforms", lambda *a, **k: sampling.uniforms(*a, **k) ** 1.3)
+    monkeypatch.setattr(
+        "rlhf_lightning.doctor.sampling.uniforms", lambda *a, **k: sampling.uniforms(*a, **k) ** 1.3
+    )
 
 
 @plant("rollout_repeats", reward="length")
 def draws_from_the_global_generator(parts, monkeypatch):
-    monkeypatch.setattr(loop, "uniforms", lambda rows, length, **_: torch.rand(len(rows), length, dtype=torch.float64))
+    monkeypatch.setattr(
+        loop, "uniforms", lambda rows, length, **_: torch.rand(len(rows), length, dtype=torch.float64)
+    )
 
 
-# ---- endings ---------------------------------------------------------------------------------------------------------
+# ---- endings
 
 
 @plant("end_token_is_learned", reward="length")
@@ -237,7 +247,7 @@ def surrogate_with_its_sign_turned(parts, monkeypatch):
     monkeypatch.setattr(ppo, "policy_terms", lambda *a, **k: -right(*a, **k))
 
 
-# ---- gradients -------------------------------------------------------------------------------------------------------
+# ---- gradients
 
 
 @plant("adapters_and_heads_learn", reward="length")
@@ -358,7 +368,9 @@ def adapter_merged_into_its_base(parts, monkeypatch):
 
     def step(self, *args):
         done = right(self, *args)
-        next(m for m in self.modules() if hasattr(m, "lora_A") and hasattr(m, "merge")).merge(adapter_names=["policy"])
+        next(m for m in self.modules() if hasattr(m, "lora_A") and hasattr(m, "merge")).merge(
+            adapter_names=["policy"]
+        )
         return done
 
     monkeypatch.setattr(ppo.PPO, "_step", step)
@@ -381,7 +393,7 @@ def dropout_under_another_name(parts, monkeypatch):
     layer.register_forward_hook(lambda m, i, out: drop(out, 0.1, m.training) if torch.is_tensor(out) else out)
 
 
-# ---- reward ----------------------------------------------------------------------------------------------------------
+# ---- reward
 
 
 @plant("one_finite_score_each", reward="length")
@@ -446,7 +458,7 @@ def classifier_padded_with_its_end_id(parts, monkeypatch):
     monkeypatch.setattr(ClassifierReward, "_pad_id", lambda self, rows: rows[0][-1])
 
 
-# ---- helpers ---------------------------------------------------------------------------------------------------------
+# ---- helpers
 
 
 def _set_lora_dropout(parts) -> None:
