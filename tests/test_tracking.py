@@ -7,6 +7,7 @@ import json
 import os
 import struct
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,7 +64,17 @@ def _no_wandb_environment(monkeypatch, tmp_path):
 
 
 def run_files(run_dir: Path) -> list[Path]:
-    return sorted(run_dir.glob("wandb/offline-run-*/run-*.wandb"), key=lambda path: path.stat().st_mtime_ns)
+    """The closed runs of a folder, oldest first.
+
+    W&B's own process writes them, a moment after ``finish`` returns (at exit Python waits for it).
+    """
+    paths = list(run_dir.glob("wandb/offline-run-*/run-*.wandb"))
+    deadline = time.monotonic() + 60
+    for path in paths:
+        while not any(record.WhichOneof("record_type") == "exit" for record in records(path)):
+            assert time.monotonic() < deadline, f"{path} was never closed"
+            time.sleep(0.05)
+    return sorted(paths, key=lambda path: path.stat().st_mtime_ns)
 
 
 def test_nothing_asked_for_is_nothing_built_and_nothing_written(tmp_path):
@@ -89,6 +100,7 @@ def test_an_offline_run_and_its_resumption(tmp_path, monkeypatch):
             {"iteration": k, "optimizer_steps": 16 * (k + 1), "objective/score": k / 2}, step=16 * k
         )
     close_trackers(1)
+    run_files(run_dir)  # waits, so that the second run's file is the newer one
     (logger,) = build_loggers(config, run_dir)
     for k in (3, 4):
         logger.log_metrics(

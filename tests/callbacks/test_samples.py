@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 
 import pytest
@@ -131,6 +132,9 @@ def test_each_table_in_the_tracker_is_new_and_holds_its_iteration(
         fit(toy, tmp_path, loggers=build_loggers(toy.config, tmp_path))
     finally:
         close_trackers(0)
+    deadline = time.monotonic() + 60  # W&B's own process copies them, a moment after the run is closed
+    while len(list(tmp_path.rglob("media/table/*.table.json"))) < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
     tables = [json.loads(path.read_text()) for path in tmp_path.rglob("media/table/*.table.json")]
     data = sorted((table["data"] for table in tables), key=lambda rows: rows[0][0])
     assert [[row[0] for row in rows] for rows in data] == [[0, 0], [2, 2], [3, 3]]
