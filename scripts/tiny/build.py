@@ -91,7 +91,7 @@ def measure(seed: int) -> dict[str, float | str]:
     """What the finished parts are worth, on prompts that no training has seen."""
     model, tokenizer = load_language_model(tiny_path("model")), load_tokenizer()
     heldout, pairs = read_rows("prompts_heldout.jsonl"), read_rows("pairs_heldout.jsonl")
-    prompts = [row["prompt"] for row in heldout] * 8
+    prompts = [row["prompt"] for row in heldout] * 4
     samples, ended = sample_reviews(model, tokenizer, prompts, seed=seed + 1)
     rng = random.Random(f"{seed}/best")
     best = [lovely_review(p, rng, judge=lambda q, r: gold([q], [r])[0]) for p in prompts]
@@ -120,7 +120,9 @@ def measure(seed: int) -> dict[str, float | str]:
         "pair_accuracy_heldout": exact.pair_accuracy(pairs),
         "pair_accuracy_heldout_nf4": four_bit.pair_accuracy(pairs),
         "pair_accuracy_ceiling": statistics.fmean(g > 0 for g in gap_gold),
+        "pair_accuracy_first_100": exact.pair_accuracy(pairs[:100]),
         "chosen_mean": chosen.mean().item(),
+        "chosen_mean_first_100": chosen[:100].mean().item(),
         "start_mean": start.mean().item(),
         "start_std": start.std().item(),
         "best_mean": top.mean().item(),
