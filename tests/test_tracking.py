@@ -33,6 +33,8 @@ def records(path: Path) -> Iterator[object]:
             place += room
             continue
         length, kind = struct.unpack("<HB", data[place + 4 : place + 7])
+        if place + 7 + length > len(data):
+            return  # still being written
         whole += data[place + 7 : place + 7 + length]
         place += 7 + length
         if kind in (1, 4):  # a full record, or the last part of one
