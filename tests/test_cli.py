@@ -1,4 +1,4 @@
-"""train.py as a user meets it: exit codes, run folders, resuming, sweeps, nothing heavy before the verdict."""
+"""train.py as a user meets it: exit codes, run folders, resuming, sweeps, nothing heavy too early."""
 
 import json
 import subprocess
@@ -164,7 +164,8 @@ def test_what_cannot_be_resumed(ended, tmp_path, capsys):
     capsys.readouterr()
     run = tmp_path / "outputs" / "day" / "time"
     wrong = {
-        "resume=outputs": f"resume=outputs is no run: it holds no config_resolved.yaml; the nearest run is {run}",
+        "resume=outputs": "resume=outputs is no run: it holds no config_resolved.yaml; "
+        f"the nearest run is {run}",
         "resume=outputs/day/tim": f"resume=outputs/day/tim is not there; the nearest run is {run}",
     }
     for word, sentence in wrong.items():
