@@ -127,14 +127,15 @@ class Clock:
 def table(results: Sequence[Result]) -> str:
     """The figures as Markdown."""
     lines = [
-        "| beta | seed | J_ref | J of PPO | J* | share of J* - J_ref | KL | KL of the optimum | seconds |",
-        "|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "| beta | seed | J_ref | J of PPO | J* | share of J* - J_ref | KL | KL of the optimum | s | CPU s |",
+        "|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for result in results:
         f = result.figures
         lines.append(
             f"| {result.beta:g} | {result.seed} | {f.j_reference:.4f} | {f.j_policy:.4f} | {f.j_optimum:.4f} "
-            f"| {100 * f.share:.1f} % | {f.kl:.3f} | {f.kl_optimum:.3f} | {result.seconds:.0f} |"
+            f"| {100 * f.share:.1f} % | {f.kl:.3f} | {f.kl_optimum:.3f} "
+            f"| {result.seconds:.0f} | {result.cpu_seconds:.0f} |"
         )
     return "\n".join(lines)
 
@@ -142,7 +143,14 @@ def table(results: Sequence[Result]) -> str:
 def as_json(results: Sequence[Result], overrides: dict[str, Any]) -> dict[str, Any]:
     """All figures, for a plot or a later comparison."""
     runs = [
-        {"beta": r.beta, "seed": r.seed, "share": r.figures.share, "seconds": r.seconds} | asdict(r.figures)
+        {
+            "beta": r.beta,
+            "seed": r.seed,
+            "share": r.figures.share,
+            "seconds": r.seconds,
+            "cpu_seconds": r.cpu_seconds,
+        }
+        | asdict(r.figures)
         for r in results
     ]
     return {"least_share": LEAST_SHARE, "overrides": overrides, "runs": runs}

@@ -65,7 +65,6 @@ def mean_figures(of_prompts: Sequence[Figures]) -> Figures:
     )
 
 
-@torch.no_grad()
 def response_logprobs(model: nn.Module, prompt: Sequence[int], responses: Sequence[Sequence[int]]) -> Tensor:
     """log p(y | prompt) of whole responses by a plain forward pass, (N,), in the model's dtype.
 

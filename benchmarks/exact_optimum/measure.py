@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from benchmarks.exact_optimum.exact import Figures, figures, mean_figures, response_logprobs
 from benchmarks.exact_optimum.task import PROMPTS, all_responses, judge, make_config, text_of, write_task
 from benchmarks.training import train
+from rlhf_lightning.run import quiet
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Result:
     seed: int
     figures: Figures
     seconds: float
+    cpu_seconds: float
 
 
 def measure(
@@ -43,7 +45,8 @@ def measure(
         overrides: dotted config keys, see ``make_config``.
         tell: called with (iterations done, all) along the way.
     """
-    started = time.perf_counter()
+    started, cpu_started = time.perf_counter(), time.process_time()
+    quiet()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_task(folder, seed=seed)
@@ -51,9 +54,10 @@ def measure(
         stage = train(config, folder, lambda ppo: tell(ppo.counters["iteration"], config.ppo.iterations))
         stage.save_adapters(folder / "adapters")
         exact = examine(folder / "model", folder / "adapters" / "policy", beta=beta)
-    return Result(beta, seed, exact, time.perf_counter() - started)
+    return Result(beta, seed, exact, time.perf_counter() - started, time.process_time() - cpu_started)
 
 
+@torch.no_grad()
 def examine(model: Path, adapter: Path, *, beta: float) -> Figures:
     """Exact figures of a saved policy, averaged over the prompts.
 

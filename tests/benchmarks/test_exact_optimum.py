@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from rlhf_lightning.build import build_parts
+from rlhf_lightning.config.schema import PPOConfig
+from rlhf_lightning.functional.moments import RunningMoments
 from rlhf_lightning.models.actor_critic import ActorCritic
+from rlhf_lightning.rollout.collect import collect
 from rlhf_lightning.rollout.generate import texts
-from rlhf_lightning.types import Generation
+from rlhf_lightning.rollout.minibatches import take
+from rlhf_lightning.stages.losses import UpdateStats, policy_terms
+from rlhf_lightning.types import Generation, Scores
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # benchmarks/ is no part of the package
 
@@ -122,6 +128,48 @@ def test_enumeration_sums_to_one_and_agrees_with_the_pass_that_scores(exact_task
         assert float(whole.double().exp().sum()) == pytest.approx(1.0, abs=1e-5)
         scored = of_tokens.masked_fill(~batch.response_mask, 0.0).sum(dim=1)
         torch.testing.assert_close(scored, whole, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3])
+def test_the_gradient_of_an_update_is_the_exact_gradient_of_the_objective(exact_task, beta):
+    """All responses as one rollout, each weighing its probability: at ratio 1 nothing is left to chance.
+
+    Values are arbitrary (the critic is disturbed, too) and must drop out.
+    """
+    config = PPOConfig(beta=beta, lam=1.0, whiten_advantages=False)
+    parameters = exact_task.parameters_of("policy")
+    responses = all_responses()
+    names = tuple(text_of(y) for y in responses)
+    updates, exacts = [], []
+    for prompt in PROMPTS:
+        rewards = torch.tensor([judge(prompt, name) for name in names])
+        batch = as_generation(exact_task, prompt, responses)
+        rollout = collect(
+            exact_task, batch, prompts=(prompt,) * len(names), responses=names, scored=Scores(rewards, {}),
+            config=config, beta=beta, moments=RunningMoments(),
+        )  # fmt: skip
+        assert rollout.values[:, 0].abs().min() > 1e-3
+        weights = rollout.logprobs.sum(dim=1).exp()
+        whole = take(rollout, torch.arange(len(names)))
+        whole = replace(whole, advantages=whole.advantages * weights.unsqueeze(1))
+        with exact_task.roles.use("policy"):
+            stats = UpdateStats(steps=1, epochs=1)
+            loss = policy_terms(
+                *exact_task.policy(whole), whole, config=config, beta=beta, denominator=1, stats=stats
+            )
+            updates.append(torch.autograd.grad(loss, parameters))
+            ids = exact_task.backbone.tokenizer(prompt).input_ids
+            logprobs = response_logprobs(exact_task.backbone.model, ids, responses)
+            ref_logprobs = rollout.ref_logprobs.sum(dim=1)
+            objective = (logprobs.exp() * (rewards - beta * (logprobs - ref_logprobs))).sum()
+            exacts.append(torch.autograd.grad(-objective, parameters))
+        # The mean return at the first token is the objective: that is what the critic learns.
+        mean_return = (weights * rollout.returns[:, 0]).sum()
+        assert mean_return.item() == pytest.approx(objective.item(), abs=1e-4)
+    for update, exact in zip(updates, exacts, strict=True):
+        assert max(float(gradient.abs().max()) for gradient in exact) > 1e-2
+        for mine, right in zip(update, exact, strict=True):
+            torch.testing.assert_close(mine, right, atol=1e-5, rtol=1e-3)
 
 
 def test_a_short_run_climbs_towards_the_optimum(monkeypatch):
