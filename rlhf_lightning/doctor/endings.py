@@ -60,7 +60,7 @@ def _ending(exam: Exam, end: int, place: int) -> Generation:
         nonlocal calls
         logits = logits.clone()
         if calls == place:
-            logits[:, [v for v in range(logits.shape[1]) if v != end]] = float("-inf")
+            logits[:, torch.arange(logits.shape[1], device=logits.device) != end] = float("-inf")
         else:
             logits[:, ends] = float("-inf")
         calls += 1

@@ -114,9 +114,9 @@ def _reached(gradients: dict[str, Tensor]) -> set[str]:
 
 
 def _norms(exam: Exam, gradients: dict[str, Tensor]) -> dict[str, float]:
-    found = {"policy": 0.0, "critic": 0.0}
+    found, own = {"policy": 0.0, "critic": 0.0}, exam.own_names()
     for name, gradient in gradients.items():
-        if name in exam.own_names():
+        if name in own:
             found[exam.own_role(name)] += float(gradient.float().abs().sum())
     return found
 

@@ -27,7 +27,7 @@ class Opened:
         self.model = module.actor_critic
         self.config = module.config
         half = self.model.backbone.model.dtype != torch.float32
-        self.tolerance = Tolerance(same=1e-3, other=0.1) if half else Tolerance(same=1e-6, other=1e-4)
+        self.tolerance = Tolerance(1e-3, 0.2, 0.1) if half else Tolerance(1e-6, 1e-3, 1e-4)
 
     def open(self) -> None:
         """Note everything that an examination may move."""
@@ -92,8 +92,9 @@ class Opened:
     def unchanging(self) -> dict[str, Tensor]:
         """All tensors that no update may touch: backbone, quantisation states, frozen adapters and heads."""
         found: dict[str, Tensor] = {}
+        own = self.own_names()
         for name, p in self.module.named_parameters():
-            if name not in self.own_names():
+            if name not in own:
                 found[name] = p
             state = getattr(p, "quant_state", None)
             if state is not None:

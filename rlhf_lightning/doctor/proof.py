@@ -35,6 +35,8 @@ class Tolerance:
 
     same: float
     """Two passes over the same batch: |ratio - 1|."""
+    recut: float
+    """The same tokens in batches cut another way: |ratio - 1|."""
     other: float
     """The same row in a batch of another shape, as a share of the largest number or of 1."""
 

@@ -29,7 +29,7 @@ def ratio_is_one(exam: Exam) -> Finding:
         stats = exam.step(rollout, lr=0.0).stats.policy
     assert stats is not None
     clipped = float(stats.clip_fraction)
-    passed = figures[0] <= exam.tolerance.same and figures[1] <= 10 * exam.tolerance.other and clipped == 0
+    passed = figures[0] <= exam.tolerance.same and figures[1] <= exam.tolerance.recut and clipped == 0
     tokens = int(rollout.response_mask.sum())
     return Finding(
         passed,

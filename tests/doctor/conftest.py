@@ -56,7 +56,7 @@ def classifier(model_folders: dict[str, Path], tmp_path_factory: pytest.TempPath
 
 @pytest.fixture
 def make_parts(model_folders: dict[str, Path], adapters: dict[str, Path], classifier: Path, tmp_path: Path):
-    """``make_parts("gpt2", reward="learned", sft=True, model={...}, ppo={...}) -> Parts`` as ``build_parts`` would."""
+    """``make_parts("gpt2", reward="learned", sft=True, model={...}, ppo={...}) -> Parts``."""
 
     def make(family="llama", *, reward="learned", sft=False, model=None, ppo=None, generation=None) -> Parts:
         file = tmp_path / "prompts.txt"

@@ -22,7 +22,7 @@ SETTINGS = {
     },
     "llama nf4, checkpointing, critic first": {
         "model": {"quantization": "nf4", "gradient_checkpointing": True}, "reward": "combined",
-        "ppo": {"critic_warmup": 2, "warmup": 5, "kl_target": 6.0, "target_kl": 1e-9, "normalize_scores": True},
+        "ppo": {"critic_warmup": 2, "warmup": 5, "kl_target": 6.0, "target_kl": 1e-9},
     },
     "gpt2 nf4, SFT adapter, classifier": {
         "family": "gpt2", "reward": "classifier", "sft": True, "model": {"quantization": "nf4"},
