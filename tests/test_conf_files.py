@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rlhf_lightning.config.composing import Command
 from rlhf_lightning.config.groups import groups
-from rlhf_lightning.config.preflight import Command, plan
+from rlhf_lightning.config.preflight import plan
 from rlhf_lightning.config.schema import Config, PPOConfig
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -19,7 +20,7 @@ REQUIRED = {  # what a file leaves to the user
     "experiment=smollm2_sentiment": ["data.path=file"],
     **{f"data={name}": ["data.path=file"] for name in OFFERED["data"] if name != "tiny"},
 }
-EMBEDDED = ("learned", "combined")  # rewards that sit on the embedded model
+EMBEDDED = ("learned", "combined", "tiny")  # rewards that sit on the embedded model
 
 
 def judge(line: list[str], name: str = "config"):
@@ -38,7 +39,11 @@ def mixed(turn: int) -> list[str]:
 COMMANDS = [mixed(turn) for turn in range(max(map(len, OFFERED.values())))]
 VISITED = {word for line in COMMANDS for word in line}
 ALONE = [
-    [f"{group}={name}", *REQUIRED.get(f"{group}={name}", []), *(["reward=length"] if group == "model" else [])]
+    [
+        f"{group}={name}",
+        *REQUIRED.get(f"{group}={name}", []),
+        *(["reward=length"] if group == "model" else []),
+    ]
     for group, names in OFFERED.items()
     for name in names
     if f"{group}={name}" not in VISITED
@@ -62,7 +67,9 @@ def test_every_sweep_composes_and_validates(path):
     assert len(judge([], path.stem)) == expected == 9
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "sweeps" / "wandb").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "sweeps" / "wandb").glob("*.yaml")), ids=lambda path: path.stem
+)
 def test_every_tracker_sweep_names_settings_that_exist(path):
     sweep = yaml.safe_load(path.read_text())
     line = [word for word in sweep["command"] if "=" in word]

@@ -18,7 +18,7 @@ from rlhf_lightning.errors import UserError
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from rlhf_lightning.config.preflight import Command
+    from rlhf_lightning.config.composing import Command
     from rlhf_lightning.config.schema import Config
 
 INTERRUPTED = 130  # what shells report for a process ended by Ctrl-C
@@ -148,7 +148,8 @@ def _main(root: Path, argv: list[str], jobs: Jobs) -> int:
         return 0
 
     from rlhf_lightning.config.arguments import parse
-    from rlhf_lightning.config.preflight import Command, plan
+    from rlhf_lightning.config.composing import Command
+    from rlhf_lightning.config.preflight import plan
 
     flags = parse(argv)
     command = Command(
@@ -183,14 +184,15 @@ def _hand_over(command: Command, flags: list[str], jobs: Jobs) -> None:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from rlhf_lightning.config import overrides, preflight
+    from rlhf_lightning.config import composing, overrides
+    from rlhf_lightning.config.resolve import report
 
-    words = overrides.read(command.tokens, preflight.offered(command))
+    words = overrides.read(command.tokens, composing.offered(command))
     if words.faults:
-        raise UserError(preflight.report(words.faults))
-    preflight.register_folders(command)
+        raise UserError(report(words.faults))
+    composing.register_folders(command)
     entry = hydra.main(
-        version_base=preflight.VERSION_BASE, config_path=str(command.conf), config_name=command.config_name
+        version_base=composing.VERSION_BASE, config_path=str(command.conf), config_name=command.config_name
     )
     with _arguments([*flags, *command.tokens]), _raising():
         try:
