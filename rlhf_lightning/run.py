@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-import time
 import warnings
 from pathlib import Path
 
 import torch
 import transformers
 
-from rlhf_lightning.build import build_parts, build_trainer
+from rlhf_lightning.build import Parts, build_parts, build_trainer
+from rlhf_lightning.callbacks import write_failure
 from rlhf_lightning.config.schema import Config
 from rlhf_lightning.console import make_console, print_end, print_plan
 from rlhf_lightning.errors import UserError
@@ -28,6 +28,14 @@ def run(config: Config, output_dir: Path) -> float | None:
         SystemExit: with code 1, where the doctor finds a fault.
     """
     quiet()
+    try:
+        return _run(config, output_dir)
+    except (Exception, KeyboardInterrupt) as error:
+        write_failure(output_dir, error)
+        raise
+
+
+def _run(config: Config, output_dir: Path) -> float | None:
     if config.trainer.threads is not None:
         torch.set_num_threads(config.trainer.threads)
     console = make_console()
@@ -38,21 +46,24 @@ def run(config: Config, output_dir: Path) -> float | None:
         from rlhf_lightning.doctor import examine
 
         raise SystemExit(0 if examine(parts, console) else 1)
+    fit(parts, config, output_dir)
+    print_end(console, output_dir, config)
+    return parts.module.metrics.get(config.objective)
+
+
+def fit(parts: Parts, config: Config, output_dir: Path) -> None:
+    """Train from the start or from the run folder's last checkpoint; the trackers are closed whatever happens."""
+    checkpoint = last_checkpoint(output_dir) if config.resume else None
     exit_code = 1
     try:
-        checkpoint = last_checkpoint(output_dir) if config.resume else None
         trainer = build_trainer(config, output_dir, start=saved_iteration(checkpoint))
-        trainer.fit(parts.module, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True)
-        exit_code = 1 if trainer.interrupted else 0
+        try:
+            trainer.fit(parts.module, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True)
+        except SystemExit as error:  # Lightning turns Ctrl-C into an exit of the whole process
+            raise KeyboardInterrupt from error
+        exit_code = 0
     finally:
         close_trackers(exit_code)
-    if trainer.interrupted:
-        raise KeyboardInterrupt
-    print_end(console, output_dir, config)
-    value = parts.module.metrics.get(config.objective)
-    if value is None:
-        raise UserError(f"objective={config.objective!r} names no metric of this run; see the columns of metrics.csv")
-    return value
 
 
 def last_checkpoint(run_dir: Path) -> Path:
@@ -77,3 +88,5 @@ def quiet() -> None:
     for name in ("lightning.pytorch", "lightning.fabric", "bitsandbytes"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=r"lightning\..*")
+    for message in ("`is_gradient_checkpointing` is deprecated", "Could not find a config file", "fan_in_fan_out"):
+        warnings.filterwarnings("ignore", message=f".*{message}")

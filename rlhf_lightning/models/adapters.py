@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from peft import LoraConfig, PeftConfig, PeftModel
+from peft import LoraConfig, PeftConfig, PeftModel, load_peft_weights, set_peft_model_state_dict
 
 from rlhf_lightning.assets import tiny_path
 from rlhf_lightning.config.schema import ModelConfig
 from rlhf_lightning.errors import UserError
-from rlhf_lightning.models.backbone import Backbone
+from rlhf_lightning.models.backbone import Backbone, silence_dropout
 from rlhf_lightning.models.heads import ScalarHead
 from rlhf_lightning.models.roles import Role
 
@@ -37,24 +37,28 @@ def add_adapters(
         target_modules=config.lora.target_modules,
         task_type="CAUSAL_LM",
     )
+    reward = str(tiny_path("reward")) if reward_path == "tiny" else reward_path
     try:
-        model = PeftModel(backbone.model, _peft_config(config.adapter, "model.adapter") or fresh, adapter_name="policy")
+        model = PeftModel(backbone.model, _config_of(config.adapter, "model.adapter") or fresh, adapter_name="policy")
         if config.critic == "adapter":
-            model.add_adapter("critic", _peft_config(_reward_folder(reward_path), "reward.path") or fresh)
+            model.add_adapter("critic", _config_of(reward, "reward.path") or fresh)
     except ValueError as error:
-        raise UserError(f"model.lora.target_modules={config.lora.target_modules!r} does not fit the model: {error}") from error
+        raise UserError(
+            f"model.lora.target_modules={config.lora.target_modules!r} does not fit the model: {error}"
+        ) from error
     adapters: dict[Role, str | None] = {"policy": "policy", "critic": "policy", "reference": None}
     if config.adapter is not None:
-        _load(model, config.adapter, "policy", key="model.adapter")
-        model.load_adapter(_folder(config.adapter, "model.adapter"), adapter_name="reference")
+        _fill(model, "policy", config.adapter, key="model.adapter")
+        _fill(model, "reference", config.adapter, key="model.adapter")
         adapters["reference"] = "reference"
     if config.critic == "adapter":
         adapters["critic"] = "critic"
-        if reward_path is not None:
-            _load(model, _reward_folder(reward_path), "critic", key="reward.path")
-    if reward_path is not None:
-        model.load_adapter(_folder(_reward_folder(reward_path), "reward.path"), adapter_name="reward")
+        if reward is not None:
+            _fill(model, "critic", reward, key="reward.path")
+    if reward is not None:
+        _fill(model, "reward", reward, key="reward.path")
         adapters["reward"] = "reward"
+    silence_dropout(model)  # a saved adapter keeps the dropout that it was trained with
     trained = {"policy", adapters["critic"]}
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(".lora_" in name and any(f".{adapter}." in name for adapter in trained))
@@ -65,38 +69,35 @@ def add_score_head(backbone: Backbone, reward_path: str | None) -> ScalarHead | 
     """The frozen float32 head that reads the reward adapter's last hidden state."""
     if reward_path is None:
         return None
-    head = ScalarHead(backbone.hidden_size).to(backbone.model.device)
-    file = Path(_folder(_reward_folder(reward_path), "reward.path")) / SCORE_HEAD
-    if not file.exists():
+    folder = tiny_path("reward") if reward_path == "tiny" else Path(reward_path).expanduser()
+    if not (folder / SCORE_HEAD).exists():
         raise UserError(f"reward.path={reward_path!r} holds an adapter but no {SCORE_HEAD}: it is not a reward model")
-    head.load(file)
+    head = ScalarHead(backbone.hidden_size).to(backbone.model.device)
+    head.load(folder / SCORE_HEAD)
     return head.requires_grad_(False)
 
 
-def _reward_folder(reward_path: str | None) -> str | None:
-    return str(tiny_path("reward")) if reward_path == "tiny" else reward_path
-
-
-def _folder(path: str | None, key: str) -> str:
-    folder = Path(str(path)).expanduser()
-    if not (folder / "adapter_config.json").exists():
-        raise UserError(f"{key}={path!r} must be a folder with adapter_config.json (PEFT's format), and has none")
-    return str(folder)
-
-
-def _peft_config(path: str | None, key: str) -> PeftConfig | None:
+def _config_of(path: str | None, key: str) -> PeftConfig | None:
     if path is None:
         return None
-    config = PeftConfig.from_pretrained(_folder(path, key))
+    folder = Path(path).expanduser()
+    if not (folder / "adapter_config.json").exists():
+        raise UserError(f"{key}={path!r} must be a folder with adapter_config.json (PEFT's format), and has none")
+    config = PeftConfig.from_pretrained(str(folder))
     config.inference_mode = False
     return config
 
 
-def _load(model: PeftModel, path: str | None, adapter: str, *, key: str) -> None:
-    """Copy a saved adapter's tensors into ``adapter``; every tensor has to find its place."""
-    from peft import load_peft_weights, set_peft_model_state_dict
-
-    result = set_peft_model_state_dict(model, load_peft_weights(_folder(path, key)), adapter_name=adapter)
+def _fill(model: PeftModel, adapter: str, path: str, *, key: str) -> None:
+    """Copy a saved adapter's tensors into ``adapter``, made here where it is new; every tensor has to find its place."""
+    if adapter not in model.peft_config:
+        model.add_adapter(adapter, _config_of(path, key))
+    try:
+        tensors = load_peft_weights(str(Path(path).expanduser()))
+        result = set_peft_model_state_dict(model, tensors, adapter_name=adapter)
+    except RuntimeError as error:
+        first = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
+        raise UserError(f"{key}={path!r} does not fit this backbone: {first}") from error
     missing = [name for name in result.missing_keys if f".{adapter}." in name]
     if missing or result.unexpected_keys:
         raise UserError(

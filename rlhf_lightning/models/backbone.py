@@ -60,9 +60,7 @@ def load_backbone(config: ModelConfig, *, device: torch.device | str = "cpu") ->
             device_map={"": device},
             **common,
         )
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
+    silence_dropout(model)
     _forbid_packed_weights(model)
     model.requires_grad_(False)
     model.eval()
@@ -96,6 +94,13 @@ def _quantization(config: ModelConfig) -> BitsAndBytesConfig | None:
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=DTYPES[config.dtype],
     )
+
+
+def silence_dropout(model: nn.Module) -> None:
+    """Make every dropout layer drop nothing, in train mode too: old and new ratios have to match."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
 
 
 def _switch_dropout_off(config: transformers.PreTrainedConfig) -> None:

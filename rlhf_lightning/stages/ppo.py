@@ -27,7 +27,7 @@ from rlhf_lightning.rollout.generate import generate, texts
 from rlhf_lightning.rollout.minibatches import micro_batches, minibatch_rows
 from rlhf_lightning.stages.losses import UpdateStats, policy_terms, value_terms
 from rlhf_lightning.stages.report import rollout_metrics
-from rlhf_lightning.stages.schedule import rate_factor, steps_per_iteration
+from rlhf_lightning.stages.schedule import rate_factor
 from rlhf_lightning.types import Prompts, Rollout
 
 
@@ -77,7 +77,6 @@ class PPO(LightningModule):
     def training_step(self, prompts: Prompts) -> None:
         iteration = self.counters["iteration"]
         beta = self.beta.beta
-        started = time.perf_counter()
         self.actor_critic.eval()
         rollout, clock = self._roll_out(prompts, iteration, beta)
         updating = time.perf_counter()
@@ -87,7 +86,6 @@ class PPO(LightningModule):
         self.metrics = rollout_metrics(rollout, beta=beta) | stats.metrics() | clock | {"ppo/beta": beta}
         rates = [group["lr"] for group in self._optimizer().param_groups]
         self.metrics |= {"ppo/lr": rates[0], "ppo/critic_lr": rates[1]}
-        self.metrics["throughput/tokens_per_s"] = self.metrics["rollout/tokens"] / (time.perf_counter() - started)
         self.beta.update(self.metrics["objective/kl"], responses=len(rollout))
         self.counters["iteration"] += 1
         self.counters["responses"] += len(rollout)
@@ -122,7 +120,7 @@ class PPO(LightningModule):
 
     def _update(self, rollout: Rollout, iteration: int, beta: float) -> UpdateStats:
         ppo, seed = self.config.ppo, self.config.seed
-        stats = UpdateStats(steps=steps_per_iteration(ppo), epochs=ppo.epochs)
+        stats = UpdateStats(steps=ppo.steps_per_iteration, epochs=ppo.epochs)
         if self.config.model.gradient_checkpointing:  # checkpointed layers recompute only in train mode
             self.actor_critic.train()
         for epoch in range(ppo.epochs):
@@ -177,8 +175,7 @@ class PPO(LightningModule):
 
     def _set_rates(self, step: int) -> None:
         ppo = self.config.ppo
-        total = ppo.iterations * steps_per_iteration(ppo)
-        factor = rate_factor(step, total=total, warmup=ppo.warmup, schedule=ppo.lr_schedule)
+        factor = rate_factor(step, total=ppo.total_steps, warmup=ppo.warmup, schedule=ppo.lr_schedule)
         for group, peak in zip(self._optimizer().param_groups, (ppo.lr, ppo.critic_lr), strict=True):
             group["lr"] = peak * factor
 

@@ -4,13 +4,6 @@ from __future__ import annotations
 
 import math
 
-from rlhf_lightning.config.schema import PPOConfig
-
-
-def steps_per_iteration(config: PPOConfig) -> int:
-    """Optimizer steps of one iteration where no epoch is cut short."""
-    return config.epochs * (config.prompts_per_iteration * config.samples_per_prompt // config.minibatch_size)
-
 
 def rate_factor(step: int, *, total: int, warmup: int, schedule: str) -> float:
     """Share of the peak learning rate at optimizer step ``step`` of ``total``, counted from 0.
