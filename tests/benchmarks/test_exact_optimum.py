@@ -136,7 +136,7 @@ def test_the_gradient_of_an_update_is_the_exact_gradient_of_the_objective(exact_
 
     Values are arbitrary (the critic is disturbed, too) and must drop out.
     """
-    config = PPOConfig(beta=beta, lam=1.0, whiten_advantages=False)
+    config = PPOConfig(beta=beta, lam=1.0, whiten_advantages=False, micro_batch_size=512)
     parameters = exact_task.parameters_of("policy")
     responses = all_responses()
     names = tuple(text_of(y) for y in responses)
