@@ -2,4 +2,4 @@
 
 
 class UserError(Exception):
-    """Something the user can mend: one sentence that names the key, the rule and the value. Shown without a traceback."""
+    """Something the user can mend: a sentence with key, rule and value, shown without a traceback."""

@@ -1,7 +1,8 @@
 """The records that travel between floors: what was asked, what was answered, what it was worth.
 
-Notation: ``B`` responses, ``P`` prompt width (left-padded), ``T`` response width (right-padded); ``t = 0 .. T-1``
-runs over response tokens. Token ``a_t`` sits at position ``P + t`` and is predicted from position ``P + t - 1``.
+Notation: ``B`` responses, ``P`` prompt width (left-padded), ``T`` response width (right-padded);
+``t = 0 .. T-1`` runs over response tokens. Token ``a_t`` sits at position ``P + t`` and is predicted from
+position ``P + t - 1``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Ended = Literal["eos", "stop", "length"]
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts as the data module hands them out, before padding; ``rows`` are their numbers in the global batch."""
+    """Prompts as the data module hands them out, unpadded; ``rows`` are their numbers in the global batch."""
 
     ids: tuple[tuple[int, ...], ...]
     texts: tuple[str, ...]

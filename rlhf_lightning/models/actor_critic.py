@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
+from transformers import Cache
 
 from rlhf_lightning.config.schema import ModelConfig
 from rlhf_lightning.functional.logprobs import chunked_token_logprobs, position_ids
@@ -33,8 +34,8 @@ class RoleWeight:
 class ActorCritic(nn.Module):
     """The roles on one backbone, each a forward pass under its own adapter and head.
 
-    Time axis: for a response at positions ``P .. P+T-1`` the log-probability of ``a_t`` and ``V(s_t)`` are both read at
-    position ``P + t - 1``. All outputs are float32.
+    Time axis: for a response at positions ``P .. P+T-1`` the log-probability of ``a_t`` and ``V(s_t)`` are
+    both read at position ``P + t - 1``. All outputs are float32.
 
     Args:
         backbone: the frozen model.
@@ -43,7 +44,9 @@ class ActorCritic(nn.Module):
         temperature: logits are divided by it in every pass.
     """
 
-    def __init__(self, backbone: Backbone, config: ModelConfig, *, reward_path: str | None, temperature: float) -> None:
+    def __init__(
+        self, backbone: Backbone, config: ModelConfig, *, reward_path: str | None, temperature: float
+    ) -> None:
         super().__init__()
         self.backbone = backbone
         self.temperature = temperature
@@ -55,14 +58,14 @@ class ActorCritic(nn.Module):
         if self.score_head is not None and not self.shared_critic:
             self.value_head.load_state_dict(self.score_head.state_dict())
         self.roles = Roles(self.model, adapters)
-        self._trunk = [backbone.model.base_model]  # a list hides it from nn.Module: it is already a submodule once
+        self._trunk = [backbone.model.base_model]  # in a list, so that nn.Module does not register it twice
         self._cache_keyword = cache_keyword(self.trunk)
         if config.gradient_checkpointing:
             backbone.model.gradient_checkpointing_enable({"use_reentrant": False})
 
     @property
     def trunk(self) -> nn.Module:
-        """The decoder without its language-model head; its output is the hidden state after the final norm."""
+        """The decoder without its head; its output is the hidden state after the final norm."""
         return self._trunk[0]
 
     @property
@@ -72,10 +75,11 @@ class ActorCritic(nn.Module):
     def parameters_of(self, role: Role) -> list[nn.Parameter]:
         """The role's trainable tensors: its adapter's, and for the critic its value head's."""
         name = self.roles.adapter(role) if role in self.roles else None
-        found = [p for key, p in self.model.named_parameters() if name and f".{name}." in key and p.requires_grad]
-        return found + (list(self.value_head.parameters()) if role == "critic" else [])
+        own = [p for key, p in self.model.named_parameters() if name and f".{name}." in key]
+        head = list(self.value_head.parameters()) if role == "critic" else []
+        return [p for p in own if p.requires_grad] + head
 
-    # ---- passes that score ---------------------------------------------------------------------------------------
+    # ---- passes that score ------------------------------------------------------------------------
 
     def policy(self, batch: Generation | Minibatch) -> tuple[Tensor, Tensor]:
         """log pi(a_t | s_t) and the entropy of pi(. | s_t), each (B, T), under the policy adapter."""
@@ -88,11 +92,13 @@ class ActorCritic(nn.Module):
             return self._logprobs(self._hidden(batch)[:, :-1], batch)[0]
 
     def values(self, batch: Generation | Minibatch) -> Tensor:
-        """V(s_0) .. V(s_T), (B, T + 1): the last column is the state after the last column of the response."""
+        """V(s_0) .. V(s_T), (B, T + 1): the last column is the state after the response's last column."""
         with self.roles.use("policy" if self.shared_critic else "critic"):
             return self.value_head(self._hidden(batch))
 
-    def policy_and_values(self, batch: Generation | Minibatch, *, head_only: bool = False) -> tuple[Tensor, ...]:
+    def policy_and_values(
+        self, batch: Generation | Minibatch, *, head_only: bool = False
+    ) -> tuple[Tensor, ...]:
         """Log-probabilities, entropies and values from one forward of the policy's trunk (``critic=shared``).
 
         ``head_only`` keeps the value loss out of the shared trunk: it then trains the head alone.
@@ -117,19 +123,20 @@ class ActorCritic(nn.Module):
         mask = torch.cat([batch.prompt_mask, batch.response_mask], dim=1)
         return self._forward(ids, mask)[:, batch.prompt_ids.shape[1] - 1 :]
 
-    def _forward(self, ids: Tensor, mask: Tensor, **keywords) -> Tensor:
+    def _forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         ids, mask = ids.to(self.device), mask.to(self.device)
-        return self.trunk(
-            input_ids=ids, attention_mask=mask.long(), position_ids=position_ids(mask), use_cache=False, **keywords
-        ).last_hidden_state
+        places = position_ids(mask)
+        output = self.trunk(input_ids=ids, attention_mask=mask.long(), position_ids=places, use_cache=False)
+        return output.last_hidden_state
 
     def _logprobs(self, hidden: Tensor, batch: Generation | Minibatch) -> tuple[Tensor, Tensor]:
         weight, bias, softcap = self.head()
+        tokens = batch.response_ids.to(self.device)
         return chunked_token_logprobs(
-            hidden, weight, batch.response_ids.to(self.device), temperature=self.temperature, bias=bias, softcap=softcap
+            hidden, weight, tokens, temperature=self.temperature, bias=bias, softcap=softcap
         )
 
-    # ---- sampling ------------------------------------------------------------------------------------------------
+    # ---- sampling ---------------------------------------------------------------------------------
 
     def head(self) -> tuple[Tensor, Tensor | None, float | None]:
         """Weight (V, H), bias (V,) and soft cap of the language-model head."""
@@ -145,8 +152,8 @@ class ActorCritic(nn.Module):
             logits = softcap * torch.tanh(logits / softcap)
         return logits / self.temperature
 
-    def stepper(self, cache) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        """A function ``(ids (B, n), mask (B, all so far), positions (B, n)) -> hidden of the last position (B, H)``."""
+    def stepper(self, cache: Cache) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        """A function ``(ids (B, n), mask (B, all so far), positions (B, n)) -> last hidden state (B, H)``."""
 
         def step(ids: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
             keywords = {self._cache_keyword: cache, "use_cache": True}
@@ -155,7 +162,7 @@ class ActorCritic(nn.Module):
 
         return step
 
-    # ---- what it weighs ------------------------------------------------------------------------------------------
+    # ---- what it weighs ---------------------------------------------------------------------------
 
     def weights(self) -> list[RoleWeight]:
         """Tensors and bytes of the backbone and of what each role adds to it."""
@@ -169,16 +176,15 @@ class ActorCritic(nn.Module):
                 continue
             name = self.roles.adapter(role)
             label, head = heads.get(role, ("language-model head", None))
-            own = [] if role == "critic" and self.shared_critic else [p for k, p in lora.items() if f".{name}." in k]
+            if role == "critic" and self.shared_critic:
+                adapter, own = f"{name} (shared)", []
+            else:
+                adapter = name or "none: the backbone itself"
+                own = [p for key, p in lora.items() if f".{name}." in key]
             own += list(head.parameters()) if head is not None else []
-            trains = [p for p in own if p.requires_grad]
-            adapter = f"{name} (shared)" if role == "critic" and self.shared_critic else name or "none: the backbone itself"
-            rows.append(
-                RoleWeight(
-                    role, adapter, label, sum(map(_count, trains)), sum(map(_count, own)) - sum(map(_count, trains)),
-                    sum(map(_bytes, own)),
-                )
-            )  # fmt: skip
+            trainable = sum(_count(p) for p in own if p.requires_grad)
+            frozen = sum(map(_count, own)) - trainable
+            rows.append(RoleWeight(role, adapter, label, trainable, frozen, sum(map(_bytes, own))))
         return rows
 
 

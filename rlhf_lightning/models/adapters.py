@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from peft import LoraConfig, PeftConfig, PeftModel, load_peft_weights, set_peft_model_state_dict
 
@@ -21,8 +22,9 @@ def add_adapters(
 ) -> tuple[PeftModel, dict[Role, str | None]]:
     """Wrap the backbone with the adapters that the roles need.
 
-    policy: fresh, or a trainable copy of ``model.adapter``. critic: fresh, or a trainable copy of the reward adapter, or
-    the policy's own (``critic=shared``). reference: none, or a frozen copy of ``model.adapter``. reward: frozen.
+    policy: fresh, or a trainable copy of ``model.adapter``. critic: fresh, or a trainable copy of the reward
+    adapter, or the policy's own (``critic=shared``). reference: none, or a frozen copy of ``model.adapter``.
+    reward: frozen.
 
     Returns:
         The wrapped model, and the adapter's name for each role.
@@ -32,16 +34,17 @@ def add_adapters(
     """
     fresh = LoraConfig(
         r=config.lora.r,
-        lora_alpha=config.lora.alpha,
+        lora_alpha=config.lora.alpha,  # type: ignore[arg-type]  # a factor; PEFT's annotation says int
         lora_dropout=config.lora.dropout,
         target_modules=config.lora.target_modules,
         task_type="CAUSAL_LM",
     )
     reward = str(tiny_path("reward")) if reward_path == "tiny" else reward_path
     try:
-        model = PeftModel(backbone.model, _config_of(config.adapter, "model.adapter") or fresh, adapter_name="policy")
+        start = fresh if config.adapter is None else _config_of(config.adapter, "model.adapter")
+        model = PeftModel(backbone.model, start, adapter_name="policy")
         if config.critic == "adapter":
-            model.add_adapter("critic", _config_of(reward, "reward.path") or fresh)
+            model.add_adapter("critic", fresh if reward is None else _config_of(reward, "reward.path"))
     except ValueError as error:
         raise UserError(
             f"model.lora.target_modules={config.lora.target_modules!r} does not fit the model: {error}"
@@ -71,30 +74,32 @@ def add_score_head(backbone: Backbone, reward_path: str | None) -> ScalarHead | 
         return None
     folder = tiny_path("reward") if reward_path == "tiny" else Path(reward_path).expanduser()
     if not (folder / SCORE_HEAD).exists():
-        raise UserError(f"reward.path={reward_path!r} holds an adapter but no {SCORE_HEAD}: it is not a reward model")
+        raise UserError(
+            f"reward.path={reward_path!r} holds an adapter but no {SCORE_HEAD}: it is not a reward model"
+        )
     head = ScalarHead(backbone.hidden_size).to(backbone.model.device)
     head.load(folder / SCORE_HEAD)
     return head.requires_grad_(False)
 
 
-def _config_of(path: str | None, key: str) -> PeftConfig | None:
-    if path is None:
-        return None
+def _config_of(path: str, key: str) -> PeftConfig:
     folder = Path(path).expanduser()
     if not (folder / "adapter_config.json").exists():
-        raise UserError(f"{key}={path!r} must be a folder with adapter_config.json (PEFT's format), and has none")
+        raise UserError(
+            f"{key}={path!r} must be a folder with adapter_config.json (PEFT's format), and has none"
+        )
     config = PeftConfig.from_pretrained(str(folder))
     config.inference_mode = False
     return config
 
 
 def _fill(model: PeftModel, adapter: str, path: str, *, key: str) -> None:
-    """Copy a saved adapter's tensors into ``adapter``, made here where it is new; every tensor has to find its place."""
+    """Copy a saved adapter's tensors into ``adapter``, made here where it is new; every one has to fit."""
     if adapter not in model.peft_config:
         model.add_adapter(adapter, _config_of(path, key))
     try:
         tensors = load_peft_weights(str(Path(path).expanduser()))
-        result = set_peft_model_state_dict(model, tensors, adapter_name=adapter)
+        result: Any = set_peft_model_state_dict(model, tensors, adapter_name=adapter)
     except RuntimeError as error:
         first = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
         raise UserError(f"{key}={path!r} does not fit this backbone: {first}") from error

@@ -1,4 +1,4 @@
-"""The frozen model that every role stands on: weights, tokenizer, and the few facts that all passes must share."""
+"""The frozen model that every role stands on: weights, tokenizer, and the facts that all passes share."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Backbone:
     """A causal language model ready to carry adapters, with its tokenizer.
 
-    ``end_ids`` is the one set of end tokens used for stopping, masks, lengths and penalties alike; ``pad_id`` only
-    fills cells that every mask hides.
+    ``end_ids`` is the one set of end tokens used for stopping, masks, lengths and penalties alike; ``pad_id``
+    only fills cells that every mask hides.
     """
 
     model: PreTrainedModel
@@ -65,9 +65,10 @@ def load_backbone(config: ModelConfig, *, device: torch.device | str = "cpu") ->
     model.requires_grad_(False)
     model.eval()
     end_ids = _end_ids(model, tokenizer)
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or tokenizer.model_max_length
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     _check_vocabulary(model, tokenizer)
-    return Backbone(model, tokenizer, end_ids, _pad_id(tokenizer, end_ids), int(context))
+    context = int(positions or tokenizer.model_max_length)
+    return Backbone(model, tokenizer, end_ids, _pad_id(tokenizer, end_ids), context)
 
 
 @contextmanager
@@ -80,8 +81,9 @@ def _explained(config: ModelConfig, path: str) -> Iterator[None]:
         first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__).strip()
         where = "folder" if Path(path).is_dir() else "folder, and the hub did not give it either"
         raise UserError(
-            f"model.path={config.path!r}: no model could be loaded (looked for a {where}; {first[:200]}). Point model.path at "
-            f"a folder with the weights in Transformers' format, for example model.path=~/models/{config.name}."
+            f"model.path={config.path!r}: no model could be loaded (looked for a {where}; {first[:200]}). "
+            "Point model.path at a folder with the weights in Transformers' format, for example "
+            f"model.path=~/models/{config.name}."
         ) from error
 
 
@@ -118,21 +120,19 @@ def _forbid_packed_weights(model: nn.Module) -> None:
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False
+            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
 
 
 def _end_ids(model: PreTrainedModel, tokenizer: transformers.PreTrainedTokenizerBase) -> frozenset[int]:
     found: set[int] = set()
-    for source in (tokenizer.eos_token_id, model.config.get_text_config().eos_token_id, _generation_eos(model)):
-        found.update([source] if isinstance(source, int) else source or [])
+    for owner in (tokenizer, model.config.get_text_config(), getattr(model, "generation_config", None)):
+        ids = getattr(owner, "eos_token_id", None)
+        found.update([ids] if isinstance(ids, int) else ids or [])
     if not found:
-        raise UserError("model.path: neither the tokenizer nor the model names an end token, so no answer could ever end")
+        raise UserError(
+            "model.path: neither tokenizer nor model names an end token, so no answer could ever end"
+        )
     return frozenset(found)
-
-
-def _generation_eos(model: PreTrainedModel) -> int | list[int] | None:
-    generation = getattr(model, "generation_config", None)
-    return getattr(generation, "eos_token_id", None)
 
 
 def _pad_id(tokenizer: transformers.PreTrainedTokenizerBase, end_ids: frozenset[int]) -> int:
@@ -141,7 +141,7 @@ def _pad_id(tokenizer: transformers.PreTrainedTokenizerBase, end_ids: frozenset[
 
 
 def _check_vocabulary(model: PreTrainedModel, tokenizer: transformers.PreTrainedTokenizerBase) -> None:
-    rows = model.get_input_embeddings().weight.shape[0]
+    rows = model.get_input_embeddings().weight.shape[0]  # type: ignore[union-attr, index]
     largest = max(tokenizer.get_vocab().values())
     if largest >= rows:
         raise UserError(

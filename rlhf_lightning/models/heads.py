@@ -26,7 +26,8 @@ class ScalarHead(nn.Module):
         return (hidden.float() @ self.weight[0] + self.bias).float()
 
     def save(self, path: Path) -> None:
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}, path)
+        state = self.state_dict()
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}, path)
 
     def load(self, path: Path) -> None:
         """Copy weight (1, H) and bias (1,) from a safetensors file.
@@ -38,5 +39,7 @@ class ScalarHead(nn.Module):
         for name, own in self.state_dict().items():
             if name not in tensors or tensors[name].shape != own.shape:
                 found = tuple(tensors[name].shape) if name in tensors else "nothing"
-                raise UserError(f"{path}: {name} must have shape {tuple(own.shape)} for this backbone, found {found}")
+                raise UserError(
+                    f"{path}: {name} must have shape {tuple(own.shape)} for this backbone, found {found}"
+                )
             own.copy_(tensors[name])

@@ -15,12 +15,12 @@ Role = Literal["policy", "critic", "reference", "reward"]
 class Roles:
     """Maps each role to an adapter and switches between them.
 
-    PEFT's own ``set_adapter`` and ``disable_adapter`` also change which tensors require grad, so that the second
-    adapter would silently drop out of training. Here a switch touches only which low-rank term is added: who trains is
-    decided once, when the model is built.
+    PEFT's own ``set_adapter`` and ``disable_adapter`` also change which tensors require grad, so that the
+    second adapter would silently drop out of training. Here a switch touches only which low-rank term is
+    added: who trains is decided once, when the model is built.
 
-    With gradient checkpointing the backward pass runs the forward again, under whatever role is active then: keep
-    forward and backward inside one ``with roles.use(...)``.
+    With gradient checkpointing the backward pass runs the forward again, under whatever role is active then:
+    keep forward and backward inside one ``with roles.use(...)``.
     """
 
     def __init__(self, model: nn.Module, adapters: dict[Role, str | None]) -> None:
