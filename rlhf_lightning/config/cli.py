@@ -82,10 +82,12 @@ def start(cfg: DictConfig, folder: Path) -> float | None:
     Returns:
         The value of ``config.objective`` at the end, for a sweeper.
     """
+    from rlhf_lightning.config.network import stay_local_without_network
     from rlhf_lightning.config.resolve import validate
 
     config = validate(cfg)
     write_resolved(config, folder)
+    stay_local_without_network(config)
     from rlhf_lightning.run import run  # torch and all that: only now
 
     return run(config, folder)

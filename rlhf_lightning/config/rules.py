@@ -101,6 +101,16 @@ def controller(c: Config) -> Iterator[Fault]:
         )
 
 
+def leash(c: Config) -> Iterator[Fault]:
+    """As a loss k1 pulls nowhere: its gradient is that of log pi, whose mean over pi's own samples is 0."""
+    if c.ppo.kl_in == "loss" and c.ppo.kl_estimator == "k1":
+        yield Fault(
+            ("ppo.kl_in", "ppo.kl_estimator"),
+            "ppo.kl_in=loss does not go with ppo.kl_estimator=k1: the gradient of k1 averages to 0 whatever the "
+            "reference; take ppo.kl_estimator=k2 or k3",
+        )
+
+
 def schedule(c: Config) -> Iterator[Fault]:
     """Schedules are counted in optimizer steps, the critic's head start in iterations."""
     p = c.ppo
@@ -165,6 +175,7 @@ RULES: tuple[Callable[[Config], Iterator[Fault]], ...] = (
     one_device,
     clips,
     controller,
+    leash,
     schedule,
     arithmetic,
     reward_fits_model,

@@ -36,7 +36,8 @@ class Backbone:
 
     @property
     def hidden_size(self) -> int:
-        return self.model.config.get_text_config().hidden_size
+        """Width of what the language-model head reads; OPT-350M's blocks are wider than that."""
+        return self.model.get_output_embeddings().weight.shape[1]
 
 
 def load_backbone(config: ModelConfig, *, device: torch.device | str = "cpu") -> Backbone:
@@ -78,12 +79,14 @@ def _explained(config: ModelConfig, path: str) -> Iterator[None]:
     except UserError:
         raise
     except (OSError, ValueError, ImportError, KeyError) as error:
-        first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__).strip()
-        where = "folder" if Path(path).is_dir() else "folder, and the hub did not give it either"
+        if Path(path).is_dir():
+            first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__).strip()
+            found = f"the folder holds no model that can be loaded ({first[:200]})"
+        else:
+            found = "there is no such folder, and the hub cannot be reached or does not hand it out"
         raise UserError(
-            f"model.path={config.path!r}: no model could be loaded (looked for a {where}; {first[:200]}). "
-            "Point model.path at a folder with the weights in Transformers' format, for example "
-            f"model.path=~/models/{config.name}."
+            f"model.path={config.path!r}: {found}. Point model.path at a folder with the weights in Transformers' "
+            f"format, for example model.path=~/models/{config.name}"
         ) from error
 
 
