@@ -83,9 +83,9 @@ def pick_device(accelerator: str) -> torch.device:
     kinds = {"gpu": "cuda", "auto": "cuda" if torch.cuda.is_available() else "cpu"}
     kind = kinds.get(accelerator, accelerator)
     if kind == "cuda" and not torch.cuda.is_available():
-        raise UserError("trainer.accelerator=gpu needs a CUDA device, and torch finds none: use trainer.accelerator=cpu")
+        raise UserError("trainer.accelerator=gpu needs a CUDA device, and torch finds none: take cpu")
     if kind == "mps" and not torch.backends.mps.is_available():
-        raise UserError("trainer.accelerator=mps needs an Apple GPU, and torch finds none: use trainer.accelerator=cpu")
+        raise UserError("trainer.accelerator=mps needs an Apple GPU, and torch finds none: take cpu")
     return torch.device(kind, 0) if kind == "cuda" else torch.device(kind)
 
 

@@ -52,7 +52,7 @@ def _run(config: Config, output_dir: Path) -> float | None:
 
 
 def fit(parts: Parts, config: Config, output_dir: Path) -> None:
-    """Train from the start or from the run folder's last checkpoint; the trackers are closed whatever happens."""
+    """Train from the start or the run folder's last checkpoint; trackers are closed whatever happens."""
     checkpoint = last_checkpoint(output_dir) if config.resume else None
     exit_code = 1
     try:
@@ -88,5 +88,6 @@ def quiet() -> None:
     for name in ("lightning.pytorch", "lightning.fabric", "bitsandbytes"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=r"lightning\..*")
-    for message in ("`is_gradient_checkpointing` is deprecated", "Could not find a config file", "fan_in_fan_out"):
+    noise = ("`is_gradient_checkpointing` is deprecated", "Could not find a config file", "fan_in_fan_out")
+    for message in noise:
         warnings.filterwarnings("ignore", message=f".*{message}")

@@ -1,4 +1,4 @@
-"""Small real models made on the spot: a Llama and a GPT-2, each with a real BPE tokenizer, saved as Transformers folders."""
+"""Small real models made on the spot: a Llama and a GPT-2, saved with a real BPE tokenizer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=320, special_tokens=["<eos>", "<turn>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+        vocab_size=320,
+        special_tokens=["<eos>", "<turn>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     tokenizer.train_from_iterator(TEXT, trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<eos>")
@@ -45,22 +47,23 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="session")
 def model_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """``llama`` (rotary, tied, two end ids) and ``gpt2`` (absolute positions, Conv1D, dropout in its config)."""
+    """``llama`` (rotary, tied, two end ids) and ``gpt2`` (absolute positions, Conv1D, dropout set)."""
     tokenizer = make_tokenizer()
     size = len(tokenizer)
     torch.manual_seed(0)
     built = {
         "llama": LlamaForCausalLM(
             LlamaConfig(
-                vocab_size=size, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-                num_key_value_heads=2, max_position_embeddings=128, tie_word_embeddings=True, eos_token_id=[0, 1],
-                bos_token_id=None, pad_token_id=0, initializer_range=0.3,
+                vocab_size=size, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+                num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
+                tie_word_embeddings=True, eos_token_id=[0, 1], bos_token_id=None, pad_token_id=0,
+                initializer_range=0.3,
             )
         ),
         "gpt2": GPT2LMHeadModel(
             GPT2Config(
-                vocab_size=size, n_embd=64, n_layer=2, n_head=4, n_positions=128, eos_token_id=0, bos_token_id=0,
-                resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.1, initializer_range=0.3,
+                vocab_size=size, n_embd=64, n_layer=2, n_head=4, n_positions=128, eos_token_id=0,
+                bos_token_id=0, resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.1, initializer_range=0.3,
             )
         ),
     }  # fmt: skip

@@ -89,9 +89,12 @@ def collect(
 
 
 def _passes(
-    actor_critic: ActorCritic, generation: Generation, config: PPOConfig, progress: Callable[[int, int], None] | None
+    actor_critic: ActorCritic,
+    generation: Generation,
+    config: PPOConfig,
+    progress: Callable[[int, int], None] | None,
 ) -> dict[str, Tensor]:
-    """Old log-probabilities and entropies, reference log-probabilities (B, T) and values (B, T + 1), 0 where unused."""
+    """Old and reference log-probabilities, entropies, each (B, T), and values (B, T + 1); 0 where unused."""
     size, width = generation.response_ids.shape
     found = {name: torch.zeros(size, width) for name in ("logprobs", "ref_logprobs", "entropy")}
     found["values"] = torch.zeros(size, width + 1)

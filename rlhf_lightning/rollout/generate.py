@@ -1,7 +1,7 @@
 """Sampling answers: our own loop over the backbone's forward with a key-value cache.
 
-Against ``generate()``: the settings are the ones given here and nothing else, the draw of a row does not depend on its
-neighbours, finished rows leave the batch, and no step's scores are kept.
+Against ``generate()``: the settings are the ones given here and nothing else, the draw of a row does not
+depend on its neighbours, finished rows leave the batch, and no step's scores are kept.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from rlhf_lightning.config.schema import GenerationConfig
 from rlhf_lightning.data.padding import left_pad, right_pad
 from rlhf_lightning.functional.logprobs import position_ids
 from rlhf_lightning.models.actor_critic import ActorCritic
-from rlhf_lightning.models.roles import Role
 from rlhf_lightning.rollout.sampling import draw, filter_logits, uniforms
 from rlhf_lightning.types import Ended, Generation, Prompts
 
@@ -29,16 +28,14 @@ def generate(
     *,
     seed: int,
     iteration: int,
-    role: Role = "policy",
     greedy: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Generation:
-    """Sample one answer to each prompt.
+    """Sample the policy's answer to each prompt.
 
     Args:
         prompts: B prompts; ``prompts.rows`` number them in the global batch and fix their random numbers.
-        config: length limit, temperature (already in ``actor_critic``), filters, stop texts, rows side by side.
-        role: whose distribution: ``policy`` or ``reference``.
+        config: length limit, filters, stop texts, rows side by side; the temperature is ``actor_critic``'s.
         greedy: the likeliest token instead of a draw.
         progress: called with (answers finished, B).
 
@@ -49,10 +46,11 @@ def generate(
     tokens: list[list[int]] = [[] for _ in order]
     ended: list[Ended] = ["length" for _ in order]
     done = 0
-    with actor_critic.roles.use(role):
+    with actor_critic.roles.use("policy"):
         for start in range(0, len(order), config.batch_size):
             chosen = order[start : start + config.batch_size]
-            u = uniforms([prompts.rows[i] for i in chosen], config.max_new_tokens, seed=seed, iteration=iteration)
+            rows = [prompts.rows[i] for i in chosen]
+            u = uniforms(rows, config.max_new_tokens, seed=seed, iteration=iteration)
             batch = _Batch(actor_critic, [prompts.ids[i] for i in chosen], config, None if greedy else u)
             for row, answer, reason in batch.run():
                 tokens[chosen[row]], ended[chosen[row]] = answer, reason
@@ -62,21 +60,26 @@ def generate(
     pad = actor_critic.backbone.pad_id
     prompt_ids, prompt_mask = left_pad(prompts.ids, pad)
     response_ids, response_mask = right_pad(tokens, pad)
-    return Generation(prompt_ids, prompt_mask, response_ids, response_mask, torch.tensor(prompts.rows), tuple(ended))
+    numbers = torch.tensor(prompts.rows)
+    return Generation(prompt_ids, prompt_mask, response_ids, response_mask, numbers, tuple(ended))
 
 
 class _Batch:
     """Rows that are sampled side by side; a row leaves when it ends."""
 
     def __init__(
-        self, actor_critic: ActorCritic, ids: Sequence[Sequence[int]], config: GenerationConfig, u: Tensor | None
+        self,
+        actor_critic: ActorCritic,
+        ids: Sequence[Sequence[int]],
+        config: GenerationConfig,
+        u: Tensor | None,
     ) -> None:
         self.model, self.config, self.u = actor_critic, config, u
         backbone = actor_critic.backbone
         self.end_ids, self.tokenizer = backbone.end_ids, backbone.tokenizer
         self.ids, self.mask = (t.to(actor_critic.device) for t in left_pad(ids, backbone.pad_id))
         self.cache = DynamicCache(config=backbone.model.config)
-        self.window = stop_window(config.stop, self.tokenizer)
+        self.window = stop_window(config.stop)
 
     def run(self) -> Iterator[tuple[int, list[int], Ended]]:
         """Yields (row, tokens, reason) as rows end."""
@@ -123,7 +126,7 @@ class _Batch:
         return "length" if last else None
 
 
-def stop_window(stop: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> int:
+def stop_window(stop: Sequence[str]) -> int:
     """Last tokens of an answer that can hold a stop text which was not there one token before.
 
     A token carries at least one byte of the text, and a few more tokens let a cut character decode whole.
@@ -132,12 +135,10 @@ def stop_window(stop: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def texts(generation: Generation, tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
-    """Answers as the reward reads them: whole responses decoded at once, specials and the end token left out."""
-    decoded = []
-    for ids, length, ended in zip(generation.response_ids.tolist(), generation.lengths.tolist(), generation.ended, strict=True):
-        decoded.append(
-            tokenizer.decode(
-                ids[: length - (ended == "eos")], skip_special_tokens=True, clean_up_tokenization_spaces=False
-            )
-        )
-    return tuple(decoded)
+    """Answers as the reward reads them: whole responses decoded at once, without specials and end token."""
+    padded, lengths = generation.response_ids.tolist(), generation.lengths.tolist()
+    rows = [
+        ids[: length - (ended == "eos")]
+        for ids, length, ended in zip(padded, lengths, generation.ended, strict=True)
+    ]
+    return tuple(tokenizer.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False))

@@ -15,12 +15,12 @@ def minibatch_rows(count: int, size: int, *, seed: int, iteration: int, epoch: i
     """A fresh order of ``count`` rows in pieces of ``size``; every row once. ``size`` divides ``count``."""
     if count % size:
         raise ValueError(f"{count} rows do not divide into minibatches of {size}")
-    generator = torch.Generator().manual_seed(counted_seed(seed, "minibatches", iteration, epoch) % 2**63)
+    generator = torch.Generator().manual_seed(counted_seed(seed, "minibatches", iteration, epoch))
     return list(torch.randperm(count, generator=generator).split(size))
 
 
 def micro_batches(rollout: Rollout, rows: Tensor, size: int) -> Iterator[Minibatch]:
-    """The rows in pieces of at most ``size``, sorted by length so that little is padded, each trimmed to its widths.
+    """The rows in pieces of at most ``size``, by length so that little is padded, each trimmed to its widths.
 
     Order and cut change no gradient: every loss is a sum over the denominator of the whole optimizer step.
     """
@@ -46,7 +46,7 @@ def take(rollout: Rollout, rows: Tensor) -> Minibatch:
 
 
 def slices(generation: Generation, size: int) -> Iterator[tuple[Tensor, Generation]]:
-    """Pieces of at most ``size`` rows for the passes that score, by length, trimmed; with the rows they hold."""
+    """Pieces of at most ``size`` rows for the passes that score, by length, trimmed; their rows first."""
     total = generation.prompt_mask.sum(dim=1) + generation.lengths
     for rows in total.argsort(stable=True).split(size):
         left, right = _bounds(generation, rows)

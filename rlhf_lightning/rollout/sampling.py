@@ -12,16 +12,15 @@ from rlhf_lightning.randomness import counted_seed
 def uniforms(rows: list[int], length: int, *, seed: int, iteration: int) -> Tensor:
     """u[row, t] in [0, 1) for a whole rollout, (len(rows), length) float64 on the CPU.
 
-    A row's numbers depend on (seed, iteration, row) alone: not on the rank, the batch, or who finished before.
+    A row's numbers depend on (seed, iteration, row) alone: not on rank, batch, or who finished before.
     """
-    drawn = [
-        np.random.Generator(np.random.Philox(counted_seed(seed, "sample", iteration, row))).random(length) for row in rows
-    ]
+    seeds = (counted_seed(seed, "sample", iteration, row) for row in rows)
+    drawn = [np.random.Generator(np.random.Philox(s)).random(length) for s in seeds]
     return torch.from_numpy(np.stack(drawn)) if drawn else torch.zeros(0, length, dtype=torch.float64)
 
 
 def filter_logits(logits: Tensor, *, top_k: int, top_p: float) -> Tensor:
-    """Cut a distribution to its ``top_k`` likeliest tokens, then to the fewest that hold ``top_p`` of what is left.
+    """Keep the ``top_k`` likeliest tokens, then the fewest of them that hold ``top_p`` of what is left.
 
     Args:
         logits: (N, V).

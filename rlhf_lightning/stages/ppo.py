@@ -6,6 +6,7 @@ One epoch of Lightning's Trainer is one iteration, so ``trainer.current_epoch`` 
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable
@@ -45,7 +46,6 @@ class PPO(LightningModule):
     def __init__(self, actor_critic: ActorCritic, reward: Reward, config: Config) -> None:
         super().__init__()
         self.automatic_optimization = False
-        self.strict_loading = True
         self.save_hyperparameters(config.model_dump(mode="json"))
         self.actor_critic = actor_critic
         self.reward = reward
@@ -72,7 +72,7 @@ class PPO(LightningModule):
         ]
         return torch.optim.AdamW(groups, weight_decay=0.0)
 
-    # ---- one iteration -------------------------------------------------------------------------------------------
+    # ---- one iteration ----------------------------------------------------------------------------
 
     def training_step(self, prompts: Prompts) -> None:
         iteration = self.counters["iteration"]
@@ -116,31 +116,32 @@ class PPO(LightningModule):
         )
         return rollout, {"time/rollout_s": sampled - start, "time/score_s": time.perf_counter() - sampled}
 
-    # ---- the update ----------------------------------------------------------------------------------------------
+    # ---- the update -------------------------------------------------------------------------------
 
     def _update(self, rollout: Rollout, iteration: int, beta: float) -> UpdateStats:
         ppo, seed = self.config.ppo, self.config.seed
         stats = UpdateStats(steps=ppo.steps_per_iteration, epochs=ppo.epochs)
         if self.config.model.gradient_checkpointing:  # checkpointed layers recompute only in train mode
             self.actor_critic.train()
-        for epoch in range(ppo.epochs):
-            for rows in minibatch_rows(len(rollout), ppo.minibatch_size, seed=seed, iteration=iteration, epoch=epoch):
-                if not self._step(rollout, rows, iteration, beta, stats):
-                    break
-                self.progress("update", stats.done, stats.steps)
-            else:
-                continue
-            break
+        epochs = (
+            minibatch_rows(len(rollout), ppo.minibatch_size, seed=seed, iteration=iteration, epoch=epoch)
+            for epoch in range(ppo.epochs)
+        )
+        for rows in itertools.chain.from_iterable(epochs):
+            if not self._step(rollout, rows, iteration, beta, stats):
+                break
+            self.progress("update", stats.done, stats.steps)
         self.actor_critic.eval()
         return stats
 
     def _step(self, rollout: Rollout, rows: Tensor, iteration: int, beta: float, stats: UpdateStats) -> bool:
-        """One optimizer step over ``rows``; False, with nothing stepped, once approx_kl is past ``ppo.target_kl``."""
+        """One optimizer step over ``rows``; False, and none taken, where approx_kl is past ``target_kl``."""
         ppo, model = self.config.ppo, self.actor_critic
         optimizer = self._optimizer()
         optimizer.zero_grad()
         critic_only = iteration < ppo.critic_warmup
-        common = {"config": ppo, "denominator": int(rollout.response_mask[rows].sum()), "stats": stats}
+        tokens = int(rollout.response_mask[rows].sum())
+        common: dict[str, Any] = {"config": ppo, "denominator": tokens, "stats": stats}
         for batch in micro_batches(rollout, rows, ppo.micro_batch_size):
             batch = batch.to(model.device)
             if model.shared_critic:
@@ -156,7 +157,8 @@ class PPO(LightningModule):
                     self.manual_backward(policy_terms(*model.policy(batch), batch, beta=beta, **common))
             with model.roles.use("critic"):
                 self.manual_backward(value_terms(model.values(batch), batch, **common))
-        if ppo.target_kl is not None and stats.step is not None and float(stats.step.approx_kl) > ppo.target_kl:
+        moved = 0.0 if stats.step is None else float(stats.step.approx_kl)
+        if ppo.target_kl is not None and moved > ppo.target_kl:
             optimizer.zero_grad()
             return False
         self._set_rates(iteration * stats.steps + stats.done)
@@ -165,7 +167,7 @@ class PPO(LightningModule):
             bad = next(name for name, norm in norms.items() if not math.isfinite(norm))
             raise UserError(
                 f"the gradient of the {bad} is not finite in iteration {iteration}: nothing was stepped; "
-                f"a lower ppo.{'lr' if bad == 'policy' else 'critic_lr'} or model.dtype=float32 usually cures it"
+                f"lower ppo.{'lr' if bad == 'policy' else 'critic_lr'}, or set model.dtype=float32"
             )
         optimizer.step()
         optimizer.zero_grad()
@@ -182,22 +184,21 @@ class PPO(LightningModule):
     def _optimizer(self) -> Any:
         return self.optimizers()
 
-    # ---- looking at it -------------------------------------------------------------------------------------------
+    # ---- looking at it ----------------------------------------------------------------------------
 
-    def answer(self, prompts: Prompts, *, role: str = "policy", greedy: bool = False) -> list[tuple[str, float]]:
+    def answer(self, prompts: Prompts) -> list[tuple[str, float]]:
         """Answers to prompts and their scores, always with the same random numbers; trains nothing."""
-        generation = generate(
-            self.actor_critic, prompts, self.config.generation, seed=self.config.seed, iteration=-1, role=role, greedy=greedy
-        )  # fmt: skip
+        config = self.config
+        generation = generate(self.actor_critic, prompts, config.generation, seed=config.seed, iteration=-1)
         responses = texts(generation, self.actor_critic.backbone.tokenizer)
         return list(zip(responses, self.reward(prompts.texts, responses).scores.tolist(), strict=True))
 
-    # ---- saving --------------------------------------------------------------------------------------------------
+    # ---- saving -----------------------------------------------------------------------------------
 
     def _trainable(self) -> dict[str, torch.nn.Parameter]:
         return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """The tensors that train, and nothing of the backbone."""
         return {name: parameter.detach() for name, parameter in self._trainable().items()}
 
@@ -211,8 +212,8 @@ class PPO(LightningModule):
         odd = sorted(set(own) ^ set(state_dict)) or [k for k in own if own[k].shape != state_dict[k].shape]
         if odd:
             raise UserError(
-                f"resume: the checkpoint does not belong to this model and config: {len(odd)} tensors do not match "
-                f"(first: {odd[0]})"
+                f"resume: the checkpoint does not belong to this model and config: {len(odd)} tensors do not "
+                f"match (first: {odd[0]})"
             )
         with torch.no_grad():
             for name, parameter in own.items():

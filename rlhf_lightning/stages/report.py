@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from rlhf_lightning.functional.diagnostics import explained_variance
 from rlhf_lightning.functional.masked import masked_mean
 from rlhf_lightning.types import Rollout
@@ -10,12 +12,13 @@ from rlhf_lightning.types import Rollout
 def rollout_metrics(rollout: Rollout, *, beta: float) -> dict[str, float]:
     """Scores and KL are per response, entropy per token (nats), lengths in tokens.
 
-    ``objective/kl`` sums the estimator that trains over a response's valid tokens; ``objective/score`` is the reward's own
-    scale, and ``objective/reward`` is what the update maximises: the shaped score minus beta times that KL.
+    ``objective/kl`` sums the estimator that trains over a response's valid tokens; ``objective/score`` is the
+    reward's own scale, and ``objective/reward`` is what the update maximises: the shaped score minus beta
+    times that KL.
     """
     mask = rollout.response_mask
     kl = rollout.kl.sum(dim=1)
-    figures = {
+    figures: dict[str, Tensor | float] = {
         "objective/score": rollout.raw_scores.mean(),
         "objective/kl": kl.mean(),
         "objective/reward": (rollout.scores - beta * kl).mean(),

@@ -98,7 +98,8 @@ def test_each_loss_reaches_its_own_adapter_and_head_only(build, prompts_for, dis
     actor_critic = disturb(build(family, quantization=quantization))
     batch = sampled(actor_critic, prompts_for(actor_critic))
     everything = dict(actor_critic.named_parameters())
-    for role, read in (("policy", lambda: actor_critic.policy(batch)[0]), ("critic", lambda: actor_critic.values(batch))):
+    reads = {"policy": lambda: actor_critic.policy(batch)[0], "critic": lambda: actor_critic.values(batch)}
+    for role, read in reads.items():
         actor_critic.zero_grad(set_to_none=True)
         with actor_critic.roles.use(role):
             read().sum().backward()

@@ -29,31 +29,31 @@ def reference_generate(actor_critic, prompts: Prompts, new_tokens: int) -> list[
     return answers
 
 
+def sample(actor_critic, prompts_for, max_new_tokens: int):
+    config = GenerationConfig(max_new_tokens=max_new_tokens)
+    return generate(actor_critic, prompts_for(actor_critic), config, seed=0, iteration=0)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("quantization", ["none", "nf4"])
 def test_greedy_equals_generate_token_for_token(build, prompts_for, disturb, family, quantization):
     actor_critic = disturb(build(family, quantization=quantization))
     prompts = prompts_for(actor_critic)
-    ours = generate(actor_critic, prompts, GenerationConfig(max_new_tokens=12), seed=0, iteration=0, greedy=True)
-    lengths = ours.lengths.tolist()
-    assert [row[:n] for row, n in zip(ours.response_ids.tolist(), lengths, strict=True)] == reference_generate(
-        actor_critic, prompts, 12
-    )
+    config = GenerationConfig(max_new_tokens=12)
+    ours = generate(actor_critic, prompts, config, seed=0, iteration=0, greedy=True)
+    rows = zip(ours.response_ids.tolist(), ours.lengths.tolist(), strict=True)
+    assert [row[:length] for row, length in rows] == reference_generate(actor_critic, prompts, 12)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_row_does_not_depend_on_its_neighbours_or_the_batch(build, prompts_for, disturb, family):
     actor_critic = disturb(build(family))
     prompts = prompts_for(actor_critic)
-    whole = generate(actor_critic, prompts, GenerationConfig(max_new_tokens=10), seed=3, iteration=2)
-    narrow = generate(actor_critic, prompts, GenerationConfig(max_new_tokens=10, batch_size=1), seed=3, iteration=2)
-    alone = generate(
-        actor_critic,
-        Prompts(prompts.ids[2:3], prompts.texts[2:3], (2,)),
-        GenerationConfig(max_new_tokens=10),
-        seed=3,
-        iteration=2,
-    )
+    wide, single = GenerationConfig(max_new_tokens=10), GenerationConfig(max_new_tokens=10, batch_size=1)
+    third = Prompts(prompts.ids[2:3], prompts.texts[2:3], (2,))
+    whole = generate(actor_critic, prompts, wide, seed=3, iteration=2)
+    narrow = generate(actor_critic, prompts, single, seed=3, iteration=2)
+    alone = generate(actor_critic, third, wide, seed=3, iteration=2)
     assert torch.equal(whole.response_ids, narrow.response_ids) and whole.ended == narrow.ended
     length = int(whole.lengths[2])
     assert whole.response_ids[2, :length].tolist() == alone.response_ids[0].tolist()
@@ -66,11 +66,12 @@ def test_other_rows_iterations_and_seeds_draw_other_answers(build, prompts_for):
     one = generate(actor_critic, same, config, seed=0, iteration=0)
     assert one.response_ids[0].tolist() != one.response_ids[1].tolist()
     for change in ({"seed": 1, "iteration": 0}, {"seed": 0, "iteration": 1}):
-        assert generate(actor_critic, same, config, **change).response_ids.tolist() != one.response_ids.tolist()
+        other = generate(actor_critic, same, config, **change)
+        assert other.response_ids.tolist() != one.response_ids.tolist()
 
 
 def force_token(actor_critic, script: dict[int, int]) -> None:
-    """Make the model say ``script[t]`` at step t, and token 40 elsewhere: a stub of logits on the real loop."""
+    """Make the model say ``script[t]`` at step t and token 40 elsewhere: made-up logits, the real loop."""
     calls = {"t": -1}
 
     def logits(hidden: torch.Tensor) -> torch.Tensor:
@@ -85,7 +86,7 @@ def force_token(actor_critic, script: dict[int, int]) -> None:
 def test_stops_at_the_end_token_and_not_at_the_limit(build, prompts_for):
     actor_critic = build()
     force_token(actor_critic, {2: 0})
-    out = generate(actor_critic, prompts_for(actor_critic), GenerationConfig(max_new_tokens=50), seed=0, iteration=0)
+    out = sample(actor_critic, prompts_for, 50)
     assert out.response_ids.shape == (4, 3) and out.ended == ("eos",) * 4
 
 
@@ -93,7 +94,7 @@ def test_every_end_token_of_the_model_ends(build, prompts_for):
     actor_critic = build()
     assert actor_critic.backbone.end_ids == {0, 1}
     force_token(actor_critic, {2: 1})
-    out = generate(actor_critic, prompts_for(actor_critic), GenerationConfig(max_new_tokens=9), seed=0, iteration=0)
+    out = sample(actor_critic, prompts_for, 9)
     assert out.lengths.tolist() == [3] * 4 and out.ended == ("eos",) * 4
 
 
@@ -101,21 +102,21 @@ def test_the_end_token_counts_although_it_is_also_the_pad_token(build, prompts_f
     actor_critic = build()
     assert actor_critic.backbone.pad_id in actor_critic.backbone.end_ids
     force_token(actor_critic, {2: 0})
-    out = generate(actor_critic, prompts_for(actor_critic), GenerationConfig(max_new_tokens=5), seed=0, iteration=0)
+    out = sample(actor_critic, prompts_for, 5)
     assert out.response_mask.tolist() == [[True] * 3] * 4
 
 
 def test_a_cut_answer_keeps_exactly_its_sampled_tokens(build, prompts_for):
     actor_critic = build()
     force_token(actor_critic, {0: 7, 1: 8, 2: 9})
-    out = generate(actor_critic, prompts_for(actor_critic), GenerationConfig(max_new_tokens=3), seed=0, iteration=0)
+    out = sample(actor_critic, prompts_for, 3)
     assert out.response_ids.tolist() == [[7, 8, 9]] * 4 and out.ended == ("length",) * 4
 
 
 def test_an_end_token_at_once_is_an_answer_of_length_one_and_empty_text(build, prompts_for):
     actor_critic = build()
     force_token(actor_critic, {0: 0})
-    out = generate(actor_critic, prompts_for(actor_critic), GenerationConfig(max_new_tokens=5), seed=0, iteration=0)
+    out = sample(actor_critic, prompts_for, 5)
     assert out.lengths.tolist() == [1] * 4 and texts(out, actor_critic.backbone.tokenizer) == ("",) * 4
 
 
@@ -132,10 +133,7 @@ def test_a_stop_text_ends_an_answer_even_across_tokens(build, prompts_for):
 
 
 def test_the_stop_window_holds_the_longest_text():
-    class Tokenizer:
-        pass
-
-    assert stop_window(["ab", "é"], Tokenizer()) == 6 and stop_window([], Tokenizer()) == 4
+    assert stop_window(["ab", "é"]) == 6 and stop_window([]) == 4
 
 
 def test_characters_split_over_tokens_come_back_whole(build, prompts_for):
@@ -143,7 +141,7 @@ def test_characters_split_over_tokens_come_back_whole(build, prompts_for):
     tokenizer = actor_critic.backbone.tokenizer
     text = "好吃 🍜"
     force_token(actor_critic, dict(enumerate([*tokenizer(text).input_ids, 0])))
-    out = generate(actor_critic, prompts_for(actor_critic), GenerationConfig(max_new_tokens=40), seed=0, iteration=0)
+    out = sample(actor_critic, prompts_for, 40)
     assert texts(out, tokenizer) == (text,) * 4
 
 
@@ -177,4 +175,5 @@ def test_nothing_leaks_in_from_the_checkpoints_own_generation_config(build, prom
 
 def test_nothing_of_a_rollout_is_an_inference_tensor(build, prompts_for):
     out = generate(build(), prompts_for(build()), GenerationConfig(max_new_tokens=3), seed=0, iteration=0)
-    assert not any(t.is_inference() for t in (out.prompt_ids, out.prompt_mask, out.response_ids, out.response_mask))
+    tensors = (out.prompt_ids, out.prompt_mask, out.response_ids, out.response_mask)
+    assert not any(t.is_inference() for t in tensors)
