@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+import traceback
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import Protocol
@@ -93,6 +94,14 @@ def shown_value(value: object) -> str:
     text = value if isinstance(value, str) else repr(value)
     quoted = shown(text)
     return quoted if isinstance(value, str) else quoted[1:-1]
+
+
+def shown_error(error: BaseException) -> str:
+    """Type, message and place of an exception, on one line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    text = str(error)
+    return f"{type(error).__name__}{': ' + shown(text)[1:-1] if text else ''}{place}"
 
 
 def _flat(values: object, name: str) -> Sequence[object]:

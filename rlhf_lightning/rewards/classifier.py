@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from rlhf_lightning.config.schema import ClassifierRewardConfig
+from rlhf_lightning.data.padding import right_pad
 from rlhf_lightning.errors import UserError
 from rlhf_lightning.rewards.base import checked
-from rlhf_lightning.rewards.learned import UNLIMITED, by_length, right_padded, single_bos
+from rlhf_lightning.rewards.learned import UNLIMITED, by_length, single_bos
 from rlhf_lightning.types import Scores
 
 
@@ -67,11 +68,11 @@ class ClassifierReward:
     @torch.no_grad()
     def _score(self, rows: list[list[int]]) -> Tensor:
         pad = self._pad_id(rows)
-        ids, mask = right_padded(rows, pad)
+        ids, mask = (tensor.to(self.device) for tensor in right_pad(rows, pad))
         self.model.eval()
         # Decoders look for the last token that is not the pad id: for this batch, that is the last real one.
         self.text_config.pad_token_id = pad
-        logits = self.model(input_ids=ids.to(self.device), attention_mask=mask.to(self.device)).logits.float()
+        logits = self.model(input_ids=ids, attention_mask=mask.long()).logits.float()
         if not self.config.probability:
             return logits[:, self.config.label]
         several = getattr(self.model.config, "problem_type", None) == "multi_label_classification"

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Callable, Sequence
 
 from rlhf_lightning.config.schema import FunctionRewardConfig
 from rlhf_lightning.errors import UserError
-from rlhf_lightning.rewards.base import WrongCount, checked, shown_row, shown_value
+from rlhf_lightning.rewards.base import WrongCount, checked, shown_error, shown_row
 from rlhf_lightning.rewards.importing import import_function
 from rlhf_lightning.rewards.worker import CallFailed, CallTimeout, Worker
 from rlhf_lightning.types import Scores
 
 
 class FunctionReward:
-    """Calls ``function(prompts=[...], responses=[...])`` and checks what comes back: one finite number a
-    response.
+    """Calls ``function(prompts=[...], responses=[...])``; one finite number a response has to come back.
 
     Whatever goes wrong stops the run. A batch that raised, hung or came back with the wrong count is tried
     once more row by row, only to name the row in the message; that search takes at most ``timeout_s``
@@ -46,7 +44,7 @@ class FunctionReward:
             if isinstance(raised, UserError):
                 raise raised from None
             raise UserError(
-                f"{self.name} raised {_described(raised)}; {self._find(prompts, responses, type(raised))}"
+                f"{self.name} raised {shown_error(raised)}; {self._find(prompts, responses, type(raised))}"
             ) from raised
         return Scores(scores, {})
 
@@ -72,11 +70,3 @@ class FunctionReward:
                     return f"alone, this one does the same: {shown_row(row, prompts, responses)}"
         first = f", {shown_row(0, prompts, responses)} the first" if responses else ""
         return f"no row alone does the same ({len(responses)} tried{first})"
-
-
-def _described(error: BaseException) -> str:
-    """Type, message and place of an exception, on one line."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    text = str(error)
-    return f"{type(error).__name__}{': ' + shown_value(text)[1:-1] if text else ''}{place}"

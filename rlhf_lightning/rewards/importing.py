@@ -9,21 +9,20 @@ import inspect
 import os
 import pkgutil
 import sys
-import traceback
 from collections.abc import Callable, Iterable
 
 from rlhf_lightning.errors import UserError
-from rlhf_lightning.rewards.base import shown_value
+from rlhf_lightning.rewards.base import shown_error, shown_value
 
 
 def import_function(spec: str, *, key: str) -> Callable[..., object]:
-    """The callable that ``package.module:name`` names; ``name`` may have dots. The current folder can be
-    imported from.
+    """The callable that ``package.module:name`` names; ``name`` may have dots.
+
+    The current folder can be imported from.
 
     Raises:
         UserError: no such module or name (with the nearest), the import fails, or the thing cannot be
-            called with
-            ``prompts=`` and ``responses=``.
+            called with ``prompts=`` and ``responses=``.
     """
     where = os.getcwd()
     if where not in sys.path and "" not in sys.path:
@@ -66,13 +65,10 @@ def _module(name: str, shown_key: str) -> object:
         names = {module.name for module in inside} | (set() if parent else set(sys.stdlib_module_names))
         place = f"in {parent}" if parent else f"in {os.getcwd()} or on sys.path"
         raise UserError(f"{shown_key}: no module {last!r} {place}{_nearest(last, names)}") from error
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        frames = traceback.extract_tb(error.__traceback__)
-        at = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-        said = shown_value(str(error))[1:-1]
-        raise UserError(f"{shown_key}: importing {name} raised {type(error).__name__}: {said}{at}") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # also SystemExit: a script run by being imported
+        raise UserError(f"{shown_key}: importing {name} raised {shown_error(error)}") from error
 
 
 def _check_signature(function: Callable[..., object], shown_key: str) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rlhf_lightning.config.schema import LearnedRewardConfig
+from rlhf_lightning.data.padding import right_pad
 from rlhf_lightning.rewards.base import checked
 from rlhf_lightning.types import Scores
 
@@ -19,9 +20,9 @@ UNLIMITED = 10**9  # tokenizers without a limit name a number far above this
 
 
 def encode_judged(tokenizer: PreTrainedTokenizerBase, prompt: str, response: str) -> list[int]:
-    """Ids of a finished answer as the reward model reads it, in training and in use: prompt and answer as
-    one string, tokenised together, at most one BOS in front, one end token behind.
+    """Ids of a finished answer as the reward model reads it, in training and in use.
 
+    Prompt and answer are one string, tokenised together, at most one BOS in front, one end token behind.
     Tokenised apart, the seam would fall into other tokens than in running text. The end token is there also
     where the answer was cut: the model was trained to judge at it, and the answer itself, as sampled, is
     not touched.
@@ -41,14 +42,6 @@ def single_bos(tokenizer: PreTrainedTokenizerBase, text: str, **options: object)
         if added[:1] == [tokenizer.bos_token_id]:
             text = text.removeprefix(bos)
     return list(tokenizer(text, **options).input_ids)
-
-
-def right_padded(rows: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
-    """``input_ids`` and ``attention_mask``, (B, W) int64: real tokens first: default positions are right."""
-    width = max(len(row) for row in rows)
-    ids = torch.tensor([[*row, *[pad_id] * (width - len(row))] for row in rows])
-    mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
-    return ids, mask
 
 
 def by_length(rows: Sequence[Sequence[int]], batch_size: int) -> list[list[int]]:
@@ -71,7 +64,7 @@ class LearnedReward:
     ) -> None:
         """
         Args:
-            score: ``(input_ids, attention_mask) -> (B,)``, read at the last position whose mask is 1.
+            score: ``(input_ids, attention_mask) -> (B,)``, read at the last position whose mask is True.
             tokenizer: the backbone's, which is the reward model's own too.
             context: positions that the backbone has; a longer text keeps its end. None: the tokenizer's
                 limit.
@@ -88,7 +81,7 @@ class LearnedReward:
         pad = self.tokenizer.pad_token_id
         scores = torch.zeros(len(rows))
         for batch in by_length(rows, self.batch_size):
-            ids, mask = right_padded([rows[row] for row in batch], pad if pad is not None else 0)
+            ids, mask = right_pad([rows[row] for row in batch], pad if pad is not None else 0)
             scores[batch] = self.score(ids, mask).detach().float().cpu()
         return Scores(checked(scores, name=self.name, prompts=prompts, responses=responses), {})
 

@@ -31,8 +31,7 @@ def shape_scores(
         ended: why each answer stopped, B of them.
         missing_eos_penalty: taken off where ``ended`` is "length"; None: nothing is.
         moments: running mean and population deviation of the raw scores. With ``normalize`` it takes in
-            ``scores``
-            first, so that the first iteration is already centred; otherwise it is left alone.
+            ``scores`` first, so that the first iteration is already centred; otherwise it is left alone.
         normalize: (scores - mean) / deviation.
         clip: shaped scores lie in -clip .. clip before the penalty; None: no bound.
 
