@@ -154,13 +154,8 @@ class PromptDataModule(LightningDataModule):
             self.dataset(rank=rank, world_size=world_size),
             batch_size=None,  # the item is the batch
             sampler=IterationSampler(),
-            collate_fn=_as_it_is,
             generator=torch.Generator(),  # else each epoch's iterator draws from the global generator
         )
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         return batch  # no tensors in it; and Lightning's own transfer refuses a frozen dataclass
-
-
-def _as_it_is(item: Any) -> Any:
-    return item

@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from rlhf_lightning.data.hub import read_dataset
 from rlhf_lightning.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -103,9 +104,7 @@ def read_rows(path: str, *, form: str = "auto", split: str = "train", limit: int
         if form not in ("auto", "hf", "hh") or place.is_file():
             found = "a folder" if place.is_dir() else "a file" if place.is_file() else "not a file here"
             raise UserError(f"data.format={form}: data.path={path} is {found}; try data.format=auto")
-        from rlhf_lightning.data.hub import read_dataset
-
-        stored, rows = "hf", read_dataset(path, split=split, limit=limit)
+        stored, rows = "hf", _numbered(read_dataset(path, split=split, limit=limit))
     else:
         stored = _stored_form(place, path, form)
         rows = _read_file(place, path, stored, limit)
@@ -233,5 +232,8 @@ def _parquet(data: bytes, path: str, limit: int | None) -> list[Row]:
         table = pq.read_table(io.BytesIO(data))
     except pa.ArrowException as error:
         raise UserError(f"data.path={path}: not a Parquet file ({error})") from error
-    values = table.slice(0, limit).to_pylist()
-    return [Row(f"row {number}", item) for number, item in enumerate(values, start=1)]
+    return _numbered(table.slice(0, limit).to_pylist())
+
+
+def _numbered(records: list[dict[str, Any]]) -> list[Row]:
+    return [Row(f"row {number}", record) for number, record in enumerate(records, start=1)]

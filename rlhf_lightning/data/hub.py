@@ -6,12 +6,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from rlhf_lightning.data.formats import Row
 from rlhf_lightning.errors import UserError
 
 
-def read_dataset(path: str, *, split: str, limit: int | None) -> list[Row]:
-    """The rows of one split.
+def read_dataset(path: str, *, split: str, limit: int | None) -> list[dict[str, Any]]:
+    """The records of one split.
 
     Args:
         path: a folder written by ``save_to_disk``, a folder of data files, or an id on the Hugging Face hub.
@@ -42,4 +41,4 @@ def read_dataset(path: str, *, split: str, limit: int | None) -> list[Row]:
         loaded = loaded[split]
     if limit is not None:
         loaded = loaded.select(range(min(limit, len(loaded))))
-    return [Row(f"row {number}", dict(values)) for number, values in enumerate(loaded, start=1)]
+    return list(loaded)
