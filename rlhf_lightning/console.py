@@ -72,7 +72,6 @@ def _scaled(value: float, base: int, units: Sequence[str]) -> str:
 def print_plan(console: Console, config: Config, *, roles: Sequence[RoleWeight]) -> None:
     """What is about to run, and what it weighs, role by role."""
     ppo, model = config.ppo, config.model
-    responses = ppo.prompts_per_iteration * ppo.samples_per_prompt
     plan = Table.grid(padding=(0, 2))
     plan.add_column(style="bold")
     plan.add_column()
@@ -83,7 +82,7 @@ def print_plan(console: Console, config: Config, *, roles: Sequence[RoleWeight])
         ("model", f"{model.name} ({model.path}), {storage}"),
         ("data", config.data.path),
         ("reward", config.reward.kind),
-        ("run", f"{ppo.iterations} iterations of {responses} answers, at most {length} tokens each"),
+        ("run", f"{ppo.iterations} iterations of {ppo.responses} answers, at most {length} tokens each"),
         ("update", f"{ppo.epochs} epochs, minibatches of {ppo.minibatch_size}, {rates}"),
         ("", f"clip {ppo.clip:g}, beta {ppo.beta:g}"),
     ):

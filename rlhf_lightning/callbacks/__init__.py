@@ -37,7 +37,6 @@ def build_callbacks(config: Config, run_dir: Path, *, resume_from: int = 0) -> l
 
     ``resume_from``: the first iteration that this process will run, 0 for a new run.
     """
-    responses = config.ppo.prompts_per_iteration * config.ppo.samples_per_prompt
     own = config.callbacks
     metrics = Metrics(run_dir / "metrics.csv", resume_from=resume_from)
     callbacks: list[Callback] = []
@@ -48,7 +47,7 @@ def build_callbacks(config: Config, run_dir: Path, *, resume_from: int = 0) -> l
         Samples(
             run_dir / "samples.jsonl",
             count=own.samples,
-            responses=responses,
+            responses=config.ppo.responses,
             seed=config.seed,
             table_every=own.sample_table_every,
             resume_from=resume_from,

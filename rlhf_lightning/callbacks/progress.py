@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import deque
 from collections.abc import Mapping
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -53,7 +52,7 @@ class Progress(Callback):
     def __init__(self, *, live: bool = True, console: Console | None = None) -> None:
         self._console = console or make_console()
         self._use_bars = live and self._console.is_terminal
-        self._durations: deque[float] = deque(maxlen=RECENT)
+        self._durations: list[float] = []
         self._since = 0.0
         self._live: Live | None = None
         self._figures = Text()
@@ -92,7 +91,7 @@ class Progress(Callback):
         self._durations.append(now - self._since)
         self._since = now
         module, done = iterating(pl_module), trainer.current_epoch + 1
-        left = time_left(list(self._durations), iterations_left=module.total_iterations - done)
+        left = time_left(self._durations, iterations_left=module.total_iterations - done)
         if self._live is not None:
             self._bars.update(self._whole, completed=done, note=f"{clock(left)} left")
             self._figures.plain = figures(module.metrics)

@@ -38,7 +38,7 @@ commands
 
 OUTRO = """\
 A run writes into its own folder only, outputs/DAY/TIME (hydra.run.dir=FOLDER for another): settings,
-metrics.csv, samples.jsonl, checkpoints, adapters, report.html, summary.json.
+metrics.csv, samples.jsonl, checkpoints, adapters, before_after.json, summary.json.
 Hydra's own help: --hydra-help; where a setting comes from: --info defaults.
 """
 
