@@ -1,4 +1,4 @@
-"""Draws the learning curves of finished runs, one line a run: `python -m scripts.plot_runs OUT.png RUN [RUN ...]`."""
+"""Draws the learning curves of finished runs: `python -m scripts.plot_runs OUT.png RUN [RUN ...]`."""
 
 from __future__ import annotations
 

