@@ -15,6 +15,7 @@ from rlhf_lightning.functional.logprobs import chunked_token_logprobs, position_
 from rlhf_lightning.models.adapters import add_adapters, add_score_head
 from rlhf_lightning.models.backbone import Backbone, cache_keyword
 from rlhf_lightning.models.heads import ScalarHead
+from rlhf_lightning.models.output import head_logits, logit_scale, soft_cap
 from rlhf_lightning.models.roles import Role, Roles
 from rlhf_lightning.types import Generation, Minibatch
 
@@ -51,6 +52,7 @@ class ActorCritic(nn.Module):
         self.backbone = backbone
         self.temperature = temperature
         self.shared_critic = config.critic == "shared"
+        self._softcap, self._scale = soft_cap(backbone), logit_scale(backbone)
         self.model: PeftModel
         self.model, adapters = add_adapters(backbone, config, reward_path=reward_path)
         self.value_head = ScalarHead(backbone.hidden_size).to(backbone.model.device)
@@ -133,7 +135,7 @@ class ActorCritic(nn.Module):
         weight, bias, softcap = self.head()
         tokens = batch.response_ids.to(self.device)
         return chunked_token_logprobs(
-            hidden, weight, tokens, temperature=self.temperature, bias=bias, softcap=softcap
+            hidden, weight, tokens, temperature=self.temperature / self._scale, bias=bias, softcap=softcap
         )
 
     # ---- sampling ---------------------------------------------------------------------------------
@@ -141,16 +143,11 @@ class ActorCritic(nn.Module):
     def head(self) -> tuple[Tensor, Tensor | None, float | None]:
         """Weight (V, H), bias (V,) and soft cap of the language-model head."""
         module = self.backbone.model.get_output_embeddings()
-        softcap = getattr(self.backbone.model.config.get_text_config(), "final_logit_softcapping", None)
-        return module.weight, getattr(module, "bias", None), softcap
+        return module.weight, getattr(module, "bias", None), self._softcap
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits divided by the temperature, float32, (N, H) -> (N, V)."""
-        weight, bias, softcap = self.head()
-        logits = torch.nn.functional.linear(hidden.to(weight.dtype), weight, bias).float()
-        if softcap is not None:
-            logits = softcap * torch.tanh(logits / softcap)
-        return logits / self.temperature
+        return head_logits(hidden, *self.head()) / (self.temperature / self._scale)
 
     def stepper(self, cache: Cache) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         """A function ``(ids (B, n), mask (B, all so far), positions (B, n)) -> last hidden state (B, H)``."""
