@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from peft import LoraConfig, PeftConfig, PeftModel, load_peft_weights, set_peft_model_state_dict
+from peft.tuners.tuners_utils import BaseTunerLayer
 
 from rlhf_lightning.assets import tiny_path
 from rlhf_lightning.config.schema import ModelConfig
@@ -61,6 +62,7 @@ def add_adapters(
     if reward is not None:
         _fill(model, "reward", reward, key="reward.path")
         adapters["reward"] = "reward"
+    _refuse_a_head_of_its_own(model, config)
     silence_dropout(model)  # a saved adapter keeps the dropout that it was trained with
     trained = {"policy", adapters["critic"]}
     for name, parameter in model.named_parameters():
@@ -90,7 +92,33 @@ def _config_of(path: str, key: str) -> PeftConfig:
         )
     config = PeftConfig.from_pretrained(str(folder))
     config.inference_mode = False
+    if found := _more_than_low_rank(config):
+        raise UserError(
+            f"{key}={path!r} does more than add low-rank terms ({found}): it would change the backbone that "
+            "all roles share; train a LoRA adapter without that"
+        )
     return config
+
+
+def _more_than_low_rank(config: PeftConfig) -> str | None:
+    """What an adapter brings beside low-rank terms: it would stay in force under the other roles too."""
+    if not isinstance(config, LoraConfig):
+        return f"peft_type={getattr(config.peft_type, 'value', config.peft_type)}"
+    if config.bias != "none":
+        return f"bias={config.bias}"
+    for name in ("modules_to_save", "trainable_token_indices", "layer_replication", "target_parameters"):
+        if value := getattr(config, name, None):
+            return f"{name}={value}"
+    start = str(config.init_lora_weights)
+    return f"init_lora_weights={start}" if start.startswith(("pissa", "olora", "corda", "loftq")) else None
+
+
+def _refuse_a_head_of_its_own(model: PeftModel, config: ModelConfig) -> None:
+    """Logits are read from the head's own weight, so a term on it would be neither sampled nor scored."""
+    base: Any = model.get_base_model()
+    if isinstance(base.get_output_embeddings(), BaseTunerLayer):
+        where = "model.lora.target_modules" if config.adapter is None else f"model.adapter={config.adapter!r}"
+        raise UserError(f"{where} names the language-model head, which stays as it is: leave it out")
 
 
 def _fill(model: PeftModel, adapter: str, path: str, *, key: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from rlhf_lightning.rollout.generate import generate
 
 @pytest.fixture
 def saved(build, disturb, tmp_path: Path):
-    """``saved(**settings) -> folder`` with ``policy`` (an adapter) and ``reward`` (an adapter and its score head)."""
+    """``saved(**settings) -> folder`` with ``policy``, an adapter, and ``reward``, one with a score head."""
 
     def make(**settings) -> Path:
         actor_critic = disturb(build(**settings))
@@ -33,7 +34,9 @@ def saved(build, disturb, tmp_path: Path):
 
 
 def lora(actor_critic, adapter: str) -> dict[str, torch.Tensor]:
-    return {n.replace(f".{adapter}", ""): p for n, p in actor_critic.named_parameters() if f".{adapter}." in n}
+    return {
+        n.replace(f".{adapter}", ""): p for n, p in actor_critic.named_parameters() if f".{adapter}." in n
+    }
 
 
 def sampled(actor_critic, prompts_for):
@@ -84,7 +87,9 @@ def test_the_score_is_read_at_the_last_real_token_whatever_the_padding(build, sa
     with torch.no_grad(), actor_critic.roles.use("reward"):
         expected = []
         for row in rows:
-            hidden = actor_critic.backbone.model(torch.tensor([row]), output_hidden_states=True).hidden_states[-1]
+            hidden = actor_critic.backbone.model(
+                torch.tensor([row]), output_hidden_states=True
+            ).hidden_states[-1]
             expected.append(actor_critic.score_head(hidden[0, -1]).item())
     left = torch.tensor([[0, *rows[0]], [0, 0, 0, 0, *rows[1]]])
     right = torch.tensor([[*rows[0], 0], [*rows[1], 0, 0, 0, 0]])
@@ -104,12 +109,12 @@ def test_a_saved_adapters_own_dropout_is_off(build, saved, prompts_for):
 
 
 def test_a_folder_without_an_adapter_is_refused(build, tmp_path):
-    with pytest.raises(UserError, match="model.adapter=.*adapter_config.json"):
+    with pytest.raises(UserError, match=r"model\.adapter=.*adapter_config\.json"):
         build(adapter=str(tmp_path))
 
 
 def test_a_policy_in_place_of_a_reward_is_refused(build, saved):
-    with pytest.raises(UserError, match="holds an adapter but no score_head.safetensors"):
+    with pytest.raises(UserError, match=r"holds an adapter but no score_head\.safetensors"):
         build(reward_path=str(saved() / "policy"))
 
 
@@ -133,11 +138,38 @@ def test_an_adapter_of_another_width_is_refused(build, saved):
 
 def test_a_head_of_another_width_is_refused(build, saved):
     folder = saved()
-    save_file({"weight": torch.zeros(1, 8), "bias": torch.zeros(1)}, folder / "reward" / "score_head.safetensors")
-    with pytest.raises(UserError, match=r"weight must have shape \(1, 64\) for this backbone, found \(1, 8\)"):
+    narrow = {"weight": torch.zeros(1, 8), "bias": torch.zeros(1)}
+    save_file(narrow, folder / "reward" / "score_head.safetensors")
+    with pytest.raises(UserError, match=r"weight must have shape \(1, 64\) .*, found \(1, 8\)"):
         build(reward_path=str(folder / "reward"))
 
 
 def test_layers_that_do_not_exist_are_refused(build):
-    with pytest.raises(UserError, match="model.lora.target_modules=.*nowhere"):
+    with pytest.raises(UserError, match=r"model\.lora\.target_modules=.*nowhere"):
         build(lora={"target_modules": ["nowhere"]})
+
+
+@pytest.mark.parametrize("key", ["model.adapter", "reward.path"])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("modules_to_save", ["lm_head"]),
+        ("bias", "all"),
+        ("trainable_token_indices", [3]),
+        ("init_lora_weights", "pissa"),
+    ],
+)
+def test_an_adapter_that_would_change_the_shared_backbone_is_refused(build, saved, key, field, value):
+    """Trained biases and copies of modules stay in force where the reference speaks."""
+    folder = saved() / ("policy" if key == "model.adapter" else "reward")
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {field: value}))
+    settings = {"adapter": str(folder)} if key == "model.adapter" else {"reward_path": str(folder)}
+    with pytest.raises(UserError, match=rf"{key}=.*{field}="):
+        build(**settings)
+
+
+def test_an_adapter_on_the_head_is_refused(build):
+    """Logits come from the head's own weight: a term on it would be neither sampled nor scored."""
+    with pytest.raises(UserError, match=r"model\.lora\.target_modules names the language-model head"):
+        build("llama", lora={"target_modules": ["q_proj", "lm_head"]})
