@@ -32,16 +32,18 @@ class UpdateStats:
     critic: ValueStats | None = None
     step: SurrogateStats | None = None
     """The policy's figures of the step under way."""
+    pending: dict[str, float] = field(default_factory=lambda: {"policy": 0.0, "critic": 0.0})
+    """Losses of the step under way: they count once it is taken, for ``target_kl`` may call it off."""
     losses: dict[str, float] = field(default_factory=lambda: {"policy": 0.0, "critic": 0.0})
     norms: dict[str, float] = field(default_factory=lambda: {"policy": 0.0, "critic": 0.0})
 
     def add_policy(self, loss: Tensor, stats: SurrogateStats) -> None:
-        self.losses["policy"] += loss.item()
+        self.pending["policy"] += loss.item()
         self.step = self.step.merge(stats) if self.step else stats
         self.policy = self.policy.merge(stats) if self.policy else stats
 
     def add_critic(self, loss: Tensor, stats: ValueStats) -> None:
-        self.losses["critic"] += loss.item()
+        self.pending["critic"] += loss.item()
         self.critic = self.critic.merge(stats) if self.critic else stats
 
     def end_step(self, norms: dict[str, float]) -> None:
@@ -49,10 +51,13 @@ class UpdateStats:
         self.step = None
         for role, norm in norms.items():
             self.norms[role] += norm
+            self.losses[role] += self.pending[role]
+            self.pending[role] = 0.0
 
     def metrics(self) -> dict[str, float]:
-        """Losses and gradient norms are means over steps; ratios and fractions are means over tokens.
+        """Losses and gradient norms are means over the steps taken, ratios and fractions over tokens.
 
+        The tokens of a step that ``target_kl`` called off count: their KL is why the epochs ended.
         An iteration in which the policy did not learn (critic warm-up) has ratio 1 and no clipping.
         """
         done = max(self.done, 1)
@@ -105,7 +110,7 @@ def policy_terms(
 def value_terms(
     values: Tensor, batch: Minibatch, *, config: PPOConfig, denominator: int, stats: UpdateStats
 ) -> Tensor:
-    """Clipped value loss times its coefficient. ``values`` (b, T' + 1): the column after the last token is not used."""
+    """Clipped value loss times its coefficient. ``values`` (b, T' + 1): the last column is not used."""
     loss, figures = clipped_value_loss(
         values[:, :-1],
         old_values=batch.old_values,
