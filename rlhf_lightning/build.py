@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import Trainer, seed_everything
 
 from rlhf_lightning.callbacks import build_callbacks
-from rlhf_lightning.config.schema import Config, LearnedRewardConfig, RewardConfig
+from rlhf_lightning.config.schema import Config, LearnedRewardConfig
 from rlhf_lightning.data.datamodule import PromptDataModule
 from rlhf_lightning.errors import UserError
 from rlhf_lightning.models.actor_critic import ActorCritic
@@ -38,7 +38,7 @@ def build_parts(config: Config) -> Parts:
     actor_critic = ActorCritic(
         backbone,
         config.model,
-        reward_path=_learned_path(config.reward),
+        reward_path=_learned_path(config),
         temperature=config.generation.temperature,
     )
     reward = build_reward(
@@ -89,9 +89,9 @@ def pick_device(accelerator: str) -> torch.device:
     return torch.device(kind, 0) if kind == "cuda" else torch.device(kind)
 
 
-def _learned_path(reward: RewardConfig) -> str | None:
+def _learned_path(config: Config) -> str | None:
     """Folder of the one reward adapter on the backbone, wherever in the reward it is named."""
-    singles = [part.reward for part in reward.parts.values()] if reward.kind == "combined" else [reward]
+    singles = config.single_rewards.values()
     paths = {single.path for single in singles if isinstance(single, LearnedRewardConfig)}
     if len(paths) > 1:
         raise UserError(f"reward.parts: at most one learned reward fits the backbone, found {sorted(paths)}")

@@ -1,4 +1,4 @@
-"""Is the model hub within reach? Asked once, so that a missing model is a sentence now and not five retries later."""
+"""Is the model hub within reach? Asked once: a missing model is a sentence now and not five retries later."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 from urllib.parse import urlparse
 
-from rlhf_lightning.config.schema import CombinedRewardConfig, Config
+from rlhf_lightning.config.schema import Config
 
 HUB = "https://huggingface.co"
 PATIENCE_S = 5.0
@@ -24,9 +24,8 @@ def stay_local_without_network(config: Config) -> None:
 
 def names_hub(config: Config) -> bool:
     """Whether some path of the config is neither embedded nor on this disk."""
-    reward = config.reward
-    rewards = [part.reward for part in reward.parts.values()] if isinstance(reward, CombinedRewardConfig) else [reward]
-    paths = [config.model.path, config.data.path, *(getattr(single, "path", "tiny") for single in rewards)]
+    rewards = (getattr(reward, "path", "tiny") for reward in config.single_rewards.values())
+    paths = [config.model.path, config.data.path, *rewards]
     return any(path != "tiny" and not Path(path).expanduser().exists() for path in paths)
 
 

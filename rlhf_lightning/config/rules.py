@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from rlhf_lightning.config.describe import nearest, show
-from rlhf_lightning.config.schema import CombinedRewardConfig, Config, LearnedRewardConfig
+from rlhf_lightning.config.schema import Config, LearnedRewardConfig
 
 METRIC_FAMILIES = (
     "objective",
@@ -106,8 +106,8 @@ def leash(c: Config) -> Iterator[Fault]:
     if c.ppo.kl_in == "loss" and c.ppo.kl_estimator == "k1":
         yield Fault(
             ("ppo.kl_in", "ppo.kl_estimator"),
-            "ppo.kl_in=loss does not go with ppo.kl_estimator=k1: the gradient of k1 averages to 0 whatever the "
-            "reference; take ppo.kl_estimator=k2 or k3",
+            "ppo.kl_in=loss does not go with ppo.kl_estimator=k1: the gradient of k1 averages to 0 "
+            "whatever the reference; take ppo.kl_estimator=k2 or k3",
         )
 
 
@@ -145,10 +145,7 @@ def arithmetic(c: Config) -> Iterator[Fault]:
 
 def reward_fits_model(c: Config) -> Iterator[Fault]:
     """The embedded reward adapter was trained on the embedded backbone and fits no other."""
-    rewards = {"reward": c.reward}
-    if isinstance(c.reward, CombinedRewardConfig):
-        rewards = {f"reward.parts.{name}.reward": part.reward for name, part in c.reward.parts.items()}
-    for key, reward in rewards.items():
+    for key, reward in c.single_rewards.items():
         if isinstance(reward, LearnedRewardConfig) and reward.path == "tiny" and c.model.path != "tiny":
             yield Fault(
                 (f"{key}.path", "model.path"),

@@ -316,3 +316,10 @@ class Config(Section):
     trainer: TrainerConfig = Field(TrainerConfig(), description="where it runs")
     logger: LoggerConfig = Field(LoggerConfig(), description="trackers beside metrics.csv")
     callbacks: CallbacksConfig = Field(CallbacksConfig(), description="what is kept and shown along the way")
+
+    @property
+    def single_rewards(self) -> dict[str, SingleReward]:
+        """Dotted key -> reward: the reward itself, or each part of a combined one."""
+        if isinstance(self.reward, CombinedRewardConfig):
+            return {f"reward.parts.{name}.reward": part.reward for name, part in self.reward.parts.items()}
+        return {"reward": self.reward}
