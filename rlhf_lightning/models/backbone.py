@@ -80,13 +80,13 @@ def _explained(config: ModelConfig, path: str) -> Iterator[None]:
         raise
     except (OSError, ValueError, ImportError, KeyError) as error:
         if Path(path).is_dir():
-            first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__).strip()
-            found = f"the folder holds no model that can be loaded ({first[:200]})"
+            said = str(error).strip() or type(error).__name__
+            found = f"the folder holds no model that can be loaded ({said.splitlines()[0].strip()[:200]})"
         else:
             found = "there is no such folder, and the hub cannot be reached or does not hand it out"
         raise UserError(
-            f"model.path={config.path!r}: {found}. Point model.path at a folder with the weights in Transformers' "
-            f"format, for example model.path=~/models/{config.name}"
+            f"model.path={config.path!r}: {found}. Point model.path at a folder with the weights in "
+            f"Transformers' format, for example model.path=~/models/{config.name}"
         ) from error
 
 
