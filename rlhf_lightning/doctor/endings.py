@@ -80,11 +80,7 @@ def _first(prompts: Prompts, count: int) -> Prompts:
 def _end_logprobs(exam: Exam, generation: Generation, place: int) -> Tensor:
     found = []
     for rows in torch.arange(len(generation)).split(exam.config.ppo.micro_batch_size):
-        part = Generation(
-            generation.prompt_ids, generation.prompt_mask, generation.response_ids, generation.response_mask,
-            generation.rows, generation.ended,
-        )  # fmt: skip
-        found.append(exam.model.policy(rows_of(part, rows))[0][:, place].cpu())
+        found.append(exam.model.policy(rows_of(generation, rows))[0][:, place].cpu())
     return torch.cat(found)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -37,7 +37,7 @@ class Update:
     stats: UpdateStats
 
 
-class Exam(Opened, AbstractContextManager["Exam"]):
+class Exam(Opened):
     """A PPO module opened for examination, with experience to look at.
 
     A fresh LoRA has B = 0: policy, critic and reference are then one function, and A gets no gradient, so
@@ -185,16 +185,9 @@ class Exam(Opened, AbstractContextManager["Exam"]):
         chosen = [(i * (len(self.prompts.ids) - 1)) // max(rows - 1, 1) for i in range(rows)]
         ids, mask = left_pad([self.prompts.ids[i] for i in chosen], self.model.backbone.pad_id)
         generator = torch.Generator().manual_seed(counted_seed(self.config.seed, "doctor", "made up"))
-        ended = (CUT,) * rows
         answers = torch.randint(len(self.model.backbone.tokenizer), (rows, 5), generator=generator)
-        return Generation(
-            ids,
-            mask,
-            answers,
-            torch.ones_like(answers, dtype=torch.bool),
-            torch.arange(rows),
-            ended,
-        )
+        real = torch.ones_like(answers, dtype=torch.bool)
+        return Generation(ids, mask, answers, real, torch.arange(rows), (CUT,) * rows)
 
     def alone(self, row: int, generation: Generation) -> tuple[Tensor, Tensor]:
         """Ids of one prompt (1, p) and of its answer (1, t) without any padding, on the model's device."""
@@ -204,9 +197,8 @@ class Exam(Opened, AbstractContextManager["Exam"]):
 
 
 def rows_of(generation: Generation, rows: Tensor) -> Generation:
-    """Some rows of a generation at its full width."""
-    return replace(
-        generation,
+    """Some rows of a generation, or of a rollout what was sampled, at the full width."""
+    return Generation(
         prompt_ids=generation.prompt_ids[rows],
         prompt_mask=generation.prompt_mask[rows],
         response_ids=generation.response_ids[rows],

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor, nn
 
-from rlhf_lightning.doctor.proof import Tolerance
 from rlhf_lightning.randomness import counted_seed
 from rlhf_lightning.stages.ppo import PPO
 
 DISTURBANCE = 0.02  # deviation of the noise on B
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Largest differences that rounding explains."""
+
+    same: float
+    """Two passes over the same batch: |ratio - 1|."""
+    recut: float
+    """The same tokens in batches cut another way: |ratio - 1|."""
+    other: float
+    """The same row in a batch of another shape, as a share of the largest number or of 1."""
 
 
 class Opened:
@@ -81,6 +93,7 @@ class Opened:
 
     @torch.no_grad()
     def disturb(self) -> int:
+        """Add noise to every trainable B; returns how many there are."""
         generator = torch.Generator().manual_seed(counted_seed(self.config.seed, "doctor", "disturb"))
         count = 0
         for name, p in self.module._trainable().items():

@@ -29,18 +29,6 @@ class Proof:
     run: Callable[[Exam], Finding]
 
 
-@dataclass(frozen=True)
-class Tolerance:
-    """Largest differences that rounding explains."""
-
-    same: float
-    """Two passes over the same batch: |ratio - 1|."""
-    recut: float
-    """The same tokens in batches cut another way: |ratio - 1|."""
-    other: float
-    """The same row in a batch of another shape, as a share of the largest number or of 1."""
-
-
 def distance(one: Tensor, two: Tensor) -> float:
     """max |one - two| as a share of the largest number in ``two`` or of 1; infinite where one is NaN."""
     if one.numel() == 0:

@@ -13,7 +13,7 @@ from rlhf_lightning.doctor.proof import Finding, Proof, distance
 from rlhf_lightning.rewards.base import Reward
 from rlhf_lightning.rewards.classifier import ClassifierReward
 from rlhf_lightning.rewards.combine import CombinedReward
-from rlhf_lightning.rewards.learned import LearnedReward, encode_judged
+from rlhf_lightning.rewards.learned import LearnedReward
 from rlhf_lightning.rollout.generate import texts
 
 BY_HAND = 4  # answers whose score is computed a second way
@@ -58,7 +58,7 @@ def right_token_is_read(exam: Exam) -> Finding:
         alone = max(alone, distance(batch[rows], single))
         by_hand = max(by_hand, distance(batch[rows], other))
         if isinstance(model, LearnedReward):
-            encoded = [_ids(model, prompts[r], responses[r]) for r in rows]
+            encoded = [model._encode(prompts[r], responses[r]) for r in rows]
             by_hand = max(
                 by_hand, *(distance(_padded(exam, model, encoded, left), other) for left in (True, False))
             )
@@ -66,10 +66,6 @@ def right_token_is_read(exam: Exam) -> Finding:
         max(alone, by_hand) <= exam.tolerance.other,
         f"batch against alone {alone:.1e}, against by hand {by_hand:.1e}",
     )
-
-
-def _ids(reward: LearnedReward, prompt: str, response: str) -> list[int]:
-    return encode_judged(reward.tokenizer, prompt, response)[-(reward.limit or 10**9) :]
 
 
 def _padded(exam: Exam, reward: LearnedReward, rows: list[list[int]], left: bool) -> Tensor:
@@ -85,7 +81,7 @@ def _padded(exam: Exam, reward: LearnedReward, rows: list[list[int]], left: bool
 def _by_hand(exam: Exam, reward: LearnedReward | ClassifierReward, prompt: str, response: str) -> Tensor:
     """The score of one text, unpadded, read at its last token."""
     if isinstance(reward, LearnedReward):
-        ids = _ids(reward, prompt, response)
+        ids = reward._encode(prompt, response)
         head = exam.model.score_head
         assert head is not None
         with exam.model.roles.use("reward"):
