@@ -109,6 +109,10 @@ VALUES = [
     (["trainer.devices=2"], "training on several devices is not supported yet"),
     (["ppo.clip_high=0.1"], "ppo.clip_high=0.1 must be at least ppo.clip=0.2"),
     (["ppo.dual_clip=1.1"], "ppo.dual_clip=1.1 must be above 1 + the upper clip = 1.2"),
+    (
+        ["ppo.kl_in=loss", "ppo.kl_estimator=k1"],
+        "ppo.kl_in=loss does not go with ppo.kl_estimator=k1: the gradient of k1 averages to 0",
+    ),
     (["ppo.kl_target=6", "ppo.beta=0"], "ppo.kl_target=6.0 needs ppo.beta above 0"),
     (
         ["ppo=default", "ppo.iterations=2", "ppo.warmup=900"],

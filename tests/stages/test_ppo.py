@@ -3,88 +3,22 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import Callback, Trainer
 
-from rlhf_lightning.config.schema import Config
-from rlhf_lightning.data.datamodule import PromptDataModule
 from rlhf_lightning.errors import UserError
-from rlhf_lightning.models.actor_critic import ActorCritic
 from rlhf_lightning.models.backbone import load_backbone
-from rlhf_lightning.stages.ppo import PPO
 from rlhf_lightning.types import Scores
-
-SIZES = {"prompts_per_iteration": 8, "minibatch_size": 4, "micro_batch_size": 2, "epochs": 2, "iterations": 2}
-
-
-def share_of_letter(prompts, responses) -> Scores:
-    """A smooth reward of the text alone."""
-    scores = torch.tensor([sum(c in "aeiou" for c in text) / max(len(text), 1) for text in responses])
-    return Scores(scores, {"vowels": scores})
-
-
-class Recorder(Callback):
-    def __init__(self, history: list[dict[str, float]]) -> None:
-        self.history = history
-
-    def on_train_batch_end(self, trainer, pl_module, *_) -> None:
-        self.history.append(dict(pl_module.metrics))
-
-
-@pytest.fixture
-def make_run(model_folders: dict[str, Path], tmp_path: Path):
-    """``make_run(ppo={...}, model={...}) -> (module, history)`` after fit; one row of metrics an iteration."""
-
-    def make(
-        *, family="llama", ppo=None, model=None, generation=None, reward=share_of_letter, resume=None, save=None, seed=0
-    ):
-        file = tmp_path / "prompts.txt"
-        file.write_text("the soup\na slow waiter\nwe\nnothing on the menu was\nthe bread\n")
-        config = Config(
-            seed=seed,
-            ppo=SIZES | (ppo or {}),
-            model={"path": str(model_folders[family]), "quantization": "none", "dtype": "float32"} | (model or {}),
-            generation={"max_new_tokens": 8} | (generation or {}),
-            data={"path": str(file)},
-            reward={"kind": "regex", "pattern": "a"},
-        )
-        torch.manual_seed(config.seed)
-        backbone = load_backbone(config.model)
-        actor_critic = ActorCritic(
-            backbone, config.model, reward_path=None, temperature=config.generation.temperature
-        )
-        module = PPO(actor_critic, reward, config)
-        data = PromptDataModule(
-            config.data,
-            backbone.tokenizer,
-            room=100,
-            prompts_per_iteration=config.ppo.prompts_per_iteration,
-            samples_per_prompt=config.ppo.samples_per_prompt,
-            seed=config.seed,
-        )
-        history: list[dict[str, float]] = []
-        trainer = Trainer(
-            max_epochs=config.ppo.iterations, accelerator="cpu", logger=False, enable_checkpointing=False,
-            enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False,
-            default_root_dir=tmp_path, callbacks=[Recorder(history)],
-        )  # fmt: skip
-        trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
-        if save is not None:
-            trainer.save_checkpoint(save)
-        module.used_trainer = trainer
-        return module, history
-
-    return make
 
 
 @pytest.mark.parametrize("critic", ["adapter", "shared"])
 @pytest.mark.parametrize("family,quantization", [("llama", "none"), ("llama", "nf4"), ("gpt2", "none")])
 def test_at_learning_rate_zero_nothing_moves(make_run, family, quantization, critic):
     _, history = make_run(
-        family=family, ppo={"lr": 0.0, "critic_lr": 0.0, "iterations": 3}, model={"quantization": quantization, "critic": critic}
+        family=family,
+        ppo={"lr": 0.0, "critic_lr": 0.0, "iterations": 3},
+        model={"quantization": quantization, "critic": critic},
     )
     for row in history:
         assert row["objective/kl"] == 0.0
@@ -116,7 +50,9 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(make_run):
     one, two, other = (make_run(seed=seed)[1] for seed in (3, 3, 4))
 
     def figures(history):
-        return [{k: v for k, v in row.items() if not k.startswith(("time/", "throughput/"))} for row in history]
+        return [
+            {k: v for k, v in row.items() if not k.startswith(("time/", "throughput/"))} for row in history
+        ]
 
     assert figures(one) == figures(two)
     assert figures(one) != figures(other)
@@ -125,8 +61,8 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(make_run):
 def test_learning_raises_the_score(make_run):
     _, history = make_run(
         ppo={
-            "iterations": 12, "prompts_per_iteration": 32, "minibatch_size": 16, "micro_batch_size": 16, "lr": 1e-2,
-            "critic_lr": 1e-2, "beta": 0.0,
+            "iterations": 12, "prompts_per_iteration": 32, "minibatch_size": 16, "micro_batch_size": 16,
+            "lr": 1e-2, "critic_lr": 1e-2, "beta": 0.0,
         }
     )  # fmt: skip
     first, last = (sum(row["objective/score"] for row in part) / 3 for part in (history[:3], history[-3:]))
@@ -147,14 +83,15 @@ def test_only_adapters_and_heads_move(make_run, model_folders):
 
 
 def test_a_loss_with_no_weight_moves_nothing_of_its_role(make_run):
-    module, history = make_run(ppo={"vf_coef": 0.0})
+    _, history = make_run(ppo={"vf_coef": 0.0})
     assert history[-1]["critic/grad_norm"] == 0.0 and history[-1]["policy/grad_norm"] > 0
-    module, history = make_run(reward=lambda p, r: Scores(torch.zeros(len(r)), {}), ppo={"beta": 0.0, "lam": 1.0, "gamma": 1.0})
+    _, history = make_run(
+        reward=lambda p, r: Scores(torch.zeros(len(r)), {}), ppo={"beta": 0.0, "lam": 1.0, "gamma": 1.0}
+    )
     assert history[-1]["critic/grad_norm"] > 0
 
 
-def test_gradients_are_clipped_by_norm(make_run):
-    module, _ = make_run(ppo={"max_grad_norm": 1e-6, "lr": 0.0, "critic_lr": 0.0})
+def test_gradients_are_clipped_by_norm():
     from rlhf_lightning.stages.ppo import _clip
 
     parameter = torch.nn.Parameter(torch.zeros(2))
