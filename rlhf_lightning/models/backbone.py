@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +12,14 @@ from pathlib import Path
 import torch
 import transformers
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    DynamicCache,
+    PreTrainedModel,
+)
 
 from rlhf_lightning.assets import tiny_path
 from rlhf_lightning.config.schema import ModelConfig
@@ -68,6 +76,7 @@ def load_backbone(config: ModelConfig, *, device: torch.device | str = "cpu") ->
     end_ids = _end_ids(model, tokenizer)
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     _check_vocabulary(model, tokenizer)
+    _check_cache(model)
     context = int(positions or tokenizer.model_max_length)
     return Backbone(model, tokenizer, end_ids, _pad_id(tokenizer, end_ids), context)
 
@@ -79,9 +88,14 @@ def _explained(config: ModelConfig, path: str) -> Iterator[None]:
     except UserError:
         raise
     except (OSError, ValueError, ImportError, KeyError) as error:
+        said = (str(error).strip() or type(error).__name__).splitlines()[0].strip()
+        if re.search("attention implementation|flash.?attention", said, flags=re.IGNORECASE):
+            raise UserError(
+                f"model.attention={config.attention} does not go with this model ({said[:120]}): "
+                "set model.attention=eager"
+            ) from error
         if Path(path).is_dir():
-            said = str(error).strip() or type(error).__name__
-            found = f"the folder holds no model that can be loaded ({said.splitlines()[0].strip()[:200]})"
+            found = f"the folder holds no model that can be loaded ({said[:200]})"
         else:
             found = "there is no such folder, and the hub cannot be reached or does not hand it out"
         raise UserError(
@@ -109,10 +123,12 @@ def silence_dropout(model: nn.Module) -> None:
 
 
 def _switch_dropout_off(config: transformers.PreTrainedConfig) -> None:
-    """Attention dropout lives in the config and fires in train mode, which gradient checkpointing needs."""
+    """Dropout of attention and of layers, and jitter of routers, live in the config and fire in train mode,
+    which gradient checkpointing needs.
+    """
     for part in {id(c): c for c in (config, config.get_text_config())}.values():
         for name, value in list(vars(part).items()):
-            if ("dropout" in name or name.endswith("_pdrop")) and isinstance(value, float):
+            if ("drop" in name or "jitter" in name) and isinstance(value, float):
                 setattr(part, name, 0.0)
 
 
@@ -150,6 +166,16 @@ def _check_vocabulary(model: PreTrainedModel, tokenizer: transformers.PreTrained
         raise UserError(
             f"model.path: the tokenizer's largest id is {largest} but the model's embedding has {rows} rows: "
             "they do not belong together"
+        )
+
+
+def _check_cache(model: PreTrainedModel) -> None:
+    """A recurrent state has no rows to take out, and rows that end leave the rollout's batch."""
+    layers = DynamicCache(config=model.config).layers
+    if any(not hasattr(layer, "batch_select_indices") for layer in layers):
+        raise UserError(
+            f"model.path: {type(model).__name__} has recurrent layers, whose state the rollout cannot thin "
+            "out as answers end; choose a model with attention alone"
         )
 
 

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from rlhf_lightning.config.schema import GenerationConfig, ModelConfig
 from rlhf_lightning.errors import UserError
 from rlhf_lightning.models.actor_critic import ActorCritic
-from rlhf_lightning.models.backbone import Backbone
+from rlhf_lightning.models.backbone import Backbone, load_backbone
 from rlhf_lightning.rollout.generate import generate
 from rlhf_lightning.types import Prompts
 
@@ -113,6 +113,20 @@ def test_sampled_and_scored_as_the_model_itself_says(actor_critic):
     assert actor_critic.values(drawn).shape == (len(ids), drawn.response_ids.shape[1] + 1)
 
 
+def test_noise_that_lives_in_the_config_is_off(tokenizer, tmp_path):
+    """It fires in train mode, which gradient checkpointing needs: layers left out, routers shaken."""
+    settings = COMMON | {"vocab_size": 330, "num_hidden_layers": 1, "num_local_experts": 2}
+    noise = {"router_jitter_noise": 0.5, "attention_dropout": 0.5}
+    model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**settings | noise))
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    config = ModelConfig(path=str(tmp_path), quantization="none", dtype="float32")
+    loaded = load_backbone(config).model.train()
+    ids = torch.arange(1, 9)[None]
+    with torch.no_grad():
+        assert torch.equal(loaded(ids).logits, loaded(ids).logits)
+
+
 class Louder(LlamaForCausalLM):
     """Does to its logits what no setting of its config tells."""
 
@@ -125,3 +139,22 @@ class Louder(LlamaForCausalLM):
 def test_a_head_that_is_not_understood_is_refused(tokenizer):
     with pytest.raises(UserError, match="Louder changes its logits behind the head"):
         actor_critic_of(Louder(LlamaConfig(**COMMON)), tokenizer, ends=frozenset({0}))
+
+
+def test_a_kernel_that_the_model_lacks_is_named_and_not_its_folder(tokenizer, tmp_path):
+    """Soft-capped attention has no fused kernel; the folder is fine, and the answer is another setting."""
+    settings = COMMON | {"vocab_size": 330, "head_dim": 16, "num_hidden_layers": 1}
+    transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**settings)).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    plain = {"path": str(tmp_path), "quantization": "none", "dtype": "float32"}
+    with pytest.raises(UserError, match=r"model\.attention=sdpa .*set model\.attention=eager"):
+        load_backbone(ModelConfig(**plain))
+    assert load_backbone(ModelConfig(**plain, attention="eager")).hidden_size == 64
+
+
+def test_recurrent_layers_are_refused_at_once_and_not_in_the_middle_of_a_rollout(tokenizer, tmp_path):
+    settings = COMMON | {"vocab_size": 330, "layer_types": ["conv", "full_attention"]}
+    transformers.Lfm2ForCausalLM(transformers.Lfm2Config(**settings)).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="Lfm2ForCausalLM has recurrent layers"):
+        load_backbone(ModelConfig(path=str(tmp_path), quantization="none", dtype="float32"))

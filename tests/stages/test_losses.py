@@ -19,7 +19,7 @@ def add(stats: UpdateStats, ratio: float, value: float) -> None:
 
 
 def test_a_step_that_was_called_off_counts_in_no_mean_over_steps():
-    """Two steps with losses -1 and -1.2 (clipped), values 1 and 3; the third is the one past ``target_kl``."""
+    """Two steps with losses -1 and -1.2 (clipped), values 1 and 3; the third is the one past target_kl."""
     stats = UpdateStats(steps=4, epochs=2)
     for ratio, value in ((1.0, 1.0), (1.5, 3.0)):
         add(stats, ratio, value)
