@@ -25,7 +25,8 @@ def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, *, kind: KLKind = "k1") 
     Schulman 2020, http://joschu.net/blog/kl-approx.html. The exponent of k3 is cut at 20, so it stays finite.
 
     Note: differentiated as a *loss* over sampled tokens, k1 is no leash at all: its gradient is ∇ log π,
-    whose mean is 0 whatever the reference. k2's gradient, k1 ∇ log π, is that of KL(π ‖ π_ref).
+    whose mean is 0 whatever the reference. k2's gradient, k1 ∇ log π, is that of KL(π ‖ π_ref),
+    and k3's that of the reversed KL(π_ref ‖ π).
 
     Args:
         logprobs: log π(a_t|s_t), any shape.

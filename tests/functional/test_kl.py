@@ -36,7 +36,7 @@ class TestEstimate:
         exact = (p.exp() * (p - q)).sum()
         torch.testing.assert_close((p.exp() * kl_estimate(p, q, kind=kind)).sum(), exact)
 
-    def test_only_k2_is_a_leash_as_a_loss(self):
+    def test_as_a_loss_k2_is_a_leash_and_k3_the_reversed_one_and_k1_none(self):
         logits, q = torch.tensor([0.4, -0.3, 0.9], requires_grad=True), torch.tensor([0.2, 0.2, 0.6]).log()
         p = logits.log_softmax(0)
         (exact,) = torch.autograd.grad((p.exp() * (p - q)).sum(), logits, retain_graph=True)
@@ -44,10 +44,12 @@ class TestEstimate:
             kind: torch.autograd.grad(
                 (p.detach().exp() * kl_estimate(p, q, kind=kind)).sum(), logits, retain_graph=True
             )
-            for kind in ("k1", "k2")
+            for kind in ("k1", "k2", "k3")
         }
         torch.testing.assert_close(by["k2"][0], exact)
         torch.testing.assert_close(by["k1"][0], torch.zeros(3))
+        (reversed_,) = torch.autograd.grad((q.exp() * (q - p)).sum(), logits)
+        torch.testing.assert_close(by["k3"][0], reversed_)
 
     def test_extremes_stay_finite_and_nan_shows(self):
         far = kl_estimate(torch.tensor([-200.0, 0.0, NAN]), torch.tensor([0.0, -200.0, 0.0]), kind="k3")
