@@ -172,8 +172,13 @@ def positions_that_do_not_advance_over_the_cache(parts, monkeypatch):
 def sampling_from_the_reference(parts, monkeypatch):
     right = loop.generate
 
-    def generate(*args, **keywords):
-        return right(*args, **keywords | {"role": "reference"})
+    def generate(actor_critic, *args, **keywords):
+        adapters = actor_critic.roles._adapters
+        own, adapters["policy"] = adapters["policy"], adapters["reference"]
+        try:
+            return right(actor_critic, *args, **keywords)
+        finally:
+            adapters["policy"] = own
 
     monkeypatch.setattr("rlhf_lightning.doctor.exam.generate", generate)
 
