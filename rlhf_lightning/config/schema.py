@@ -74,7 +74,9 @@ class PPOConfig(Section):
     lr: float = Field(1e-5, ge=0, description="peak learning rate of the policy")
     critic_lr: float = Field(1e-4, ge=0, description="peak learning rate of the critic")
     max_grad_norm: float = Field(1.0, gt=0, description="gradients are scaled down to this norm")
-    warmup: int = Field(0, ge=0, description="optimizer steps of linear warm-up")
+    warmup: int = Field(
+        0, ge=0, description="optimizer steps of linear warm-up; the critic's head start counts too"
+    )
     lr_schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="after the warm-up")
     critic_warmup: int = Field(0, ge=0, description="first iterations in which only the critic learns")
     missing_eos_penalty: float | None = Field(None, ge=0, description="taken off the score of a cut answer")

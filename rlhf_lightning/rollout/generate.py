@@ -120,7 +120,9 @@ class _Batch:
         if answer[-1] in self.end_ids:
             return "eos"
         if self.config.stop:
-            tail = self.tokenizer.decode(answer[-self.window :], skip_special_tokens=False)
+            tail = self.tokenizer.decode(
+                answer[-self.window :], skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
             if any(text in tail for text in self.config.stop):
                 return "stop"
         return "length" if last else None
