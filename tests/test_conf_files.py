@@ -105,7 +105,8 @@ def test_the_sentiment_recipe():
     assert (config.model.quantization, config.model.dtype) == ("nf4", "float32")
     assert (config.data.format, config.data.first_words, config.data.path) == ("text", 4, "reviews.txt")
     assert config.reward.function == "rlhf_lightning.rewards.vader:sentiment"
-    assert (config.ppo.responses, config.generation.max_new_tokens, config.ppo.iterations) == (64, 24, 30)
+    assert (config.ppo.responses, config.generation.max_new_tokens) == (64, 24)
+    assert config.ppo.iterations <= 30
 
 
 def test_debug_is_small():
