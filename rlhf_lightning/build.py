@@ -14,6 +14,7 @@ from rlhf_lightning.data.datamodule import PromptDataModule
 from rlhf_lightning.errors import UserError
 from rlhf_lightning.models.actor_critic import ActorCritic
 from rlhf_lightning.models.backbone import load_backbone
+from rlhf_lightning.models.cast import ppo_cast
 from rlhf_lightning.rewards.build import build_reward
 from rlhf_lightning.stages.ppo import PPO
 from rlhf_lightning.tracking import build_loggers
@@ -38,7 +39,7 @@ def build_parts(config: Config) -> Parts:
     actor_critic = ActorCritic(
         backbone,
         config.model,
-        reward_path=_learned_path(config),
+        cast=ppo_cast(config.model, reward_path=_learned_path(config), critic=config.has_critic),
         temperature=config.generation.temperature,
     )
     reward = build_reward(

@@ -135,10 +135,11 @@ def print_end(console: Console, run_dir: Path, config: Config) -> None:
         print_samples(console, json.loads(samples.read_text(encoding="utf-8")))
     if summary.exists():
         figures = json.loads(summary.read_text(encoding="utf-8"))
-        best, last = figures["best"].get(config.objective), figures["last"].get(config.objective)
+        name = config.target[0]
+        best, last = figures["best"].get(name), figures["last"].get(name)
         if best is not None and last is not None:
             console.print(
-                f"{config.objective} {last:.3f} (best {best:.3f}, "
+                f"{name} {last:.3f} (best {best:.3f}, "
                 f"iteration {figures['best']['iteration'] + 1:.0f}), "
                 f"{figures['tokens_per_s']:,.0f} tokens/s, {figures['peak_memory_gb']:.2f} GiB, "
                 f"{figures['wall_s']:.0f} s",

@@ -21,7 +21,7 @@ def run(config: Config, output_dir: Path) -> float | None:
     """Train, or examine the set-up with ``doctor=true``.
 
     Returns:
-        The last value of ``config.objective``, which a sweep reads; None for the doctor.
+        The last value of the objective, more is better, which a sweep reads; None for the doctor.
 
     Raises:
         UserError: something the user can mend.
@@ -48,7 +48,12 @@ def _run(config: Config, output_dir: Path) -> float | None:
         raise SystemExit(0 if examine(parts, console) else 1)
     fit(parts, config, output_dir)
     print_end(console, output_dir, config)
-    return parts.module.metrics.get(config.objective)
+    return _objective(parts.module.metrics, config)
+
+
+def _objective(metrics: dict[str, float], config: Config) -> float | None:
+    name, sign = config.target
+    return sign * metrics[name] if name in metrics else None
 
 
 def fit(parts: Parts, config: Config, output_dir: Path) -> None:
@@ -78,7 +83,7 @@ def saved_iteration(checkpoint: Path | None) -> int:
     """Iterations that a checkpoint holds; 0 without one."""
     if checkpoint is None:
         return 0
-    return torch.load(checkpoint, map_location="cpu", weights_only=True)["ppo"]["counters"]["iteration"]
+    return torch.load(checkpoint, map_location="cpu", weights_only=True)["stage"]["counters"]["iteration"]
 
 
 def quiet() -> None:

@@ -16,6 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from rlhf_lightning.config.schema import ModelConfig
 from rlhf_lightning.models.actor_critic import ActorCritic
 from rlhf_lightning.models.backbone import load_backbone
+from rlhf_lightning.models.cast import ppo_cast
 from rlhf_lightning.types import Prompts
 
 TEXT = [
@@ -85,7 +86,12 @@ def build(model_folders: dict[str, Path]):
         settings = {"quantization": "none", "dtype": "float32", "path": str(model_folders[family])} | settings
         config = ModelConfig(**settings)
         torch.manual_seed(1)
-        return ActorCritic(load_backbone(config), config, reward_path=reward_path, temperature=temperature)
+        return ActorCritic(
+            load_backbone(config),
+            config,
+            cast=ppo_cast(config, reward_path=reward_path),
+            temperature=temperature,
+        )
 
     return make
 

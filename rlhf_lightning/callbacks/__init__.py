@@ -53,8 +53,8 @@ def build_callbacks(config: Config, run_dir: Path, *, resume_from: int = 0) -> l
             resume_from=resume_from,
         ),
         metrics,
-        Summary(run_dir / "summary.json", metrics=metrics, objective=config.objective),
+        Summary(run_dir / "summary.json", metrics=metrics, objective=config.target),
         Progress(live=own.progress),
-        Checkpoints(run_dir, objective=config.objective, every=own.checkpoint_every),
+        Checkpoints(run_dir, objective=config.target, every=own.checkpoint_every),
     ]
     return callbacks

@@ -24,15 +24,16 @@ from rlhf_lightning.errors import UserError
 class Checkpoints(Callback):
     """Saves every ``every`` iterations and at the end; keeps the best by the plain value of ``objective``.
 
-    Higher is better; every iteration is judged, and a new best is saved at once. The value is one rollout's
-    mean, so "best" carries its sampling noise. It must be the last callback: what the others changed is in
-    the file.
+    Every iteration that measures the objective is judged, and a new best is saved at once. The value is one
+    measurement, so "best" carries its noise. It must be the last callback: what the others changed is in the
+    file.
     """
 
-    def __init__(self, run_dir: Path, *, objective: str, every: int) -> None:
+    def __init__(self, run_dir: Path, *, objective: tuple[str, int], every: int) -> None:
+        """``objective``: the metric's name, and 1 where more is better, -1 where less is."""
         self.folder = run_dir / "checkpoints"
         self.adapters = run_dir / "adapters"
-        self._objective = objective
+        self._objective, self._sign = objective
         self._every = every
         self._best_value: float | None = None
         self._best_iteration: int | None = None
@@ -59,8 +60,8 @@ class Checkpoints(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         module, iteration = iterating(pl_module), trainer.current_epoch
-        improved = self._judge(module.metrics, iteration)
         ends = iteration + 1 >= module.total_iterations or trainer.should_stop
+        improved = self._judge(module.metrics, iteration, ends)
         due = ends or (iteration + 1) % self._every == 0
         if not (due or improved):
             return
@@ -81,13 +82,17 @@ class Checkpoints(Callback):
                 f"were counted and the last saved iteration is {self._saved_iteration}"
             )
 
-    def _judge(self, metrics: dict[str, float], iteration: int) -> bool:
+    def _judge(self, metrics: dict[str, float], iteration: int, ends: bool) -> bool:
         if self._objective not in metrics:
+            if self._objective.startswith("eval/") and not ends:
+                return False  # held-out rows are not looked at in every iteration
             near = difflib.get_close_matches(self._objective, metrics, n=1)
             hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(sorted(metrics))}"
             raise UserError(f"objective={self._objective} is no metric of this run{hint}")
         value = float(metrics[self._objective])
-        if math.isnan(value) or (self._best_value is not None and value <= self._best_value):
+        if math.isnan(value):
+            return False
+        if self._best_value is not None and self._sign * (value - self._best_value) <= 0:
             return False
         self._best_value, self._best_iteration = value, iteration
         return True

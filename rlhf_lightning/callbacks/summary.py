@@ -56,10 +56,10 @@ def _ending(error: BaseException) -> dict[str, Any]:
 class Summary(Callback):
     """Writes summary.json when the fit ends, well or badly; comes after ``Metrics``, whose rows it reads."""
 
-    def __init__(self, path: Path, *, metrics: Metrics, objective: str) -> None:
+    def __init__(self, path: Path, *, metrics: Metrics, objective: tuple[str, int]) -> None:
         self.path = path
         self._metrics = metrics
-        self._objective = objective
+        self._objective, self._sign = objective
         self._best: dict[str, float] = {}
         self._wall_s = 0.0  # of the parts before a resume
         self._sampling: dict[str, float] = {"tokens": 0.0, "seconds": 0.0}
@@ -88,11 +88,12 @@ class Summary(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         row = self._metrics.row
-        value = row.get(self._objective, float("nan"))
-        if value > self._best.get(self._objective, float("-inf")):
+        value = self._sign * row.get(self._objective, float("nan"))
+        if value > self._sign * self._best.get(self._objective, -self._sign * float("inf")):
             self._best = dict(row)
-        self._sampling["tokens"] += row["rollout/tokens"]
-        self._sampling["seconds"] += row["rollout/tokens"] / max(row["throughput/tokens_per_s"], 1e-9)
+        tokens = row["tokens"] - self._sampling["tokens"]
+        self._sampling["tokens"] = row["tokens"]
+        self._sampling["seconds"] += tokens / max(row["throughput/tokens_per_s"], 1e-9)
         self._peak_gb = max(self._peak_gb, row["memory/peak_gb"])
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

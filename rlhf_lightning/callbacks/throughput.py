@@ -52,10 +52,11 @@ def peak_memory(device: torch.device) -> float:
 
 
 class Throughput(Callback):
-    """Sampled tokens over the wall time of the whole iteration, and the highest memory of any rank so far."""
+    """Tokens sampled or learned from, over the iteration's wall time; the highest memory of any rank so far."""
 
     def __init__(self) -> None:
         self._started = 0.0
+        self._before = 0
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         reset_peak_memory(pl_module.device)
@@ -64,9 +65,11 @@ class Throughput(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         self._started = time.perf_counter()
+        self._before = iterating(pl_module).counters["tokens"]
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        metrics = iterating(pl_module).metrics
-        metrics["throughput/tokens_per_s"] = metrics["rollout/tokens"] / (time.perf_counter() - self._started)
+        module = iterating(pl_module)
+        metrics, tokens = module.metrics, module.counters["tokens"] - self._before
+        metrics["throughput/tokens_per_s"] = tokens / (time.perf_counter() - self._started)
         peak = torch.tensor(peak_memory(pl_module.device), device=pl_module.device)
         metrics["memory/peak_gb"] = float(trainer.strategy.reduce(peak, reduce_op="max"))

@@ -23,7 +23,14 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 SECRET = re.compile(r"\$\{\s*oc\.env:\s*(\w*(?:TOKEN|KEY|SECRET|PASSW)\w*)", re.IGNORECASE)
-PATHS = ("model.path", "model.adapter", "data.path", "reward.path")
+PATHS = (
+    "model.path",
+    "model.adapter",
+    "data.path",
+    "data.held_out",
+    "reward.path",
+    "evaluate.against",
+)
 
 
 def validate(config: DictConfig | Mapping[str, Any]) -> Config:

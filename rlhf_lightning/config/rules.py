@@ -8,12 +8,17 @@ from dataclasses import dataclass
 from rlhf_lightning.config.describe import nearest, show
 from rlhf_lightning.config.schema import Config, LearnedRewardConfig
 
+ROLLING = ("ppo", "pipeline")  # stages with a rollout
 METRIC_FAMILIES = (
     "objective",
     "policy",
     "critic",
     "rollout",
     "ppo",
+    "sft",
+    "reward_model",
+    "dpo",
+    "eval",
     "reward",
     "time",
     "throughput",
@@ -32,6 +37,8 @@ class Fault:
 def sizes_divide(c: Config) -> Iterator[Fault]:
     """No answer is dropped and no minibatch is short: sizes divide exactly."""
     p = c.ppo
+    if c.stage.name not in ROLLING:
+        return
     if p.responses % p.minibatch_size:
         made = f"ppo.prompts_per_iteration={p.prompts_per_iteration} times "
         made += f"ppo.samples_per_prompt={p.samples_per_prompt} gives {p.responses} answers"
@@ -49,7 +56,7 @@ def sizes_divide(c: Config) -> Iterator[Fault]:
 
 def no_dropout(c: Config) -> Iterator[Fault]:
     """Dropout in the update makes the ratio differ from 1 before the first step."""
-    if c.stage.name == "ppo" and c.model.lora.dropout > 0:
+    if c.stage.name in ROLLING and c.model.lora.dropout > 0:
         yield Fault(
             ("model.lora.dropout",),
             f"model.lora.dropout must be 0 for stage=ppo, not {c.model.lora.dropout}: "
@@ -59,6 +66,8 @@ def no_dropout(c: Config) -> Iterator[Fault]:
 
 def whole_distribution(c: Config) -> Iterator[Fault]:
     """Tokens drawn from a cut distribution and scored by the full one give a wrong ratio and a false KL."""
+    if c.stage.name not in ROLLING:
+        return
     reason = "the update scores every token, so sampling may not leave any out"
     if c.generation.top_k != 0:
         yield Fault(("generation.top_k",), f"generation.top_k must be 0, not {c.generation.top_k}: {reason}")
@@ -156,7 +165,7 @@ def reward_fits_model(c: Config) -> Iterator[Fault]:
 
 
 def sweep_objective(c: Config) -> Iterator[Fault]:
-    family, slash, name = c.objective.partition("/")
+    family, slash, name = c.target[0].partition("/")
     if family not in METRIC_FAMILIES or not slash or not name:
         close = nearest(family, METRIC_FAMILIES)
         hint = f"; did you mean {close}/{name or '...'}?" if close else f" ({', '.join(METRIC_FAMILIES)})"

@@ -31,10 +31,13 @@ class Section(BaseModel):
         return values
 
 
+StageName = Literal["sft", "reward", "ppo", "dpo", "evaluate", "pipeline"]
+
+
 class StageConfig(Section):
     """What to do with the model."""
 
-    name: Literal["ppo"] = Field("ppo", description="the training stage")
+    name: StageName = Field("ppo", description="the training stage")
 
 
 class PPOConfig(Section):
@@ -104,6 +107,106 @@ class PPOConfig(Section):
         return self.iterations * self.steps_per_iteration
 
 
+class TrainingConfig(Section):
+    """Training on fixed examples: what stages without a rollout share."""
+
+    epochs: int = Field(
+        1, ge=1, description="passes over the examples; the last step is filled from a new pass"
+    )
+    batch_size: int = Field(32, ge=1, description="examples in one optimizer step, over all ranks")
+    micro_batch_size: int = Field(
+        8, ge=1, description="examples in one forward pass, per rank; changes memory only"
+    )
+    lr: float = Field(1e-4, ge=0, description="peak learning rate")
+    warmup: int = Field(10, ge=0, description="optimizer steps of linear warm-up")
+    lr_schedule: Literal["constant", "linear", "cosine"] = Field("cosine", description="after the warm-up")
+    weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay (AdamW)")
+    max_grad_norm: float = Field(1.0, gt=0, description="gradients are scaled down to this norm")
+    max_length: int = Field(
+        512, ge=2, description="tokens of prompt and answer; the prompt loses its beginning"
+    )
+    log_every: int = Field(10, ge=1, description="optimizer steps of one iteration: one row of metrics.csv")
+    eval_every: int = Field(
+        1, ge=1, description="iterations between two looks at the held-out rows; the last is always taken"
+    )
+
+
+class SFTConfig(TrainingConfig):
+    """Supervised fine-tuning: the answer's tokens are learned, the prompt's are not."""
+
+    packing: bool = Field(True, description="several examples in one row, none of which sees another")
+
+
+class RewardModelConfig(TrainingConfig):
+    """Training of a reward model on preference pairs (Bradley and Terry 1952)."""
+
+    head_lr: float = Field(1e-3, ge=0, description="peak learning rate of the score head")
+
+
+class DPOConfig(TrainingConfig):
+    """Direct preference optimisation (Rafailov et al. 2023)."""
+
+    beta: float = Field(0.1, gt=0, description="inverse temperature of the implicit reward")
+    loss: Literal["sigmoid", "ipo"] = Field(
+        "sigmoid", description="DPO's own loss, or IPO's (Azar et al. 2023)"
+    )
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=0.5, description="share of pairs that are taken to be labelled the wrong way round"
+    )
+
+
+class EvaluateConfig(Section):
+    """Answers to held-out prompts, judged and compared with the reference's."""
+
+    every: int = Field(
+        0, ge=0, description="iterations of PPO between two evaluations; 0: none while it trains"
+    )
+    prompts: int = Field(64, ge=1, description="held-out prompts; all where there are fewer")
+    samples: int = Field(1, ge=1, description="answers to each prompt")
+    against: str | None = Field(None, description="another run to compare with, beside the reference")
+    bootstrap: int = Field(2000, ge=100, description="resamples behind each confidence interval")
+    confidence: float = Field(0.95, gt=0.5, lt=1, description="level of the confidence intervals")
+    show: int = Field(5, ge=0, description="prompts shown side by side in the terminal")
+
+
+class GAEConfig(Section):
+    """Generalised advantage estimation on a learned critic (Schulman et al. 2015); its numbers are ppo's."""
+
+    kind: Literal["gae"] = Field(description="a critic, and GAE on its values")
+
+
+class ReinforceConfig(Section):
+    """REINFORCE with a running mean of earlier scores as its baseline (Williams 1992)."""
+
+    kind: Literal["reinforce"] = Field(description="the score minus a running mean")
+    decay: float = Field(0.9, ge=0, lt=1, description="share of the old baseline kept at each iteration")
+
+
+class ReinforcePlusPlusConfig(Section):
+    """REINFORCE++: per-token KL, returns to go, whitened over the whole batch (Hu 2025)."""
+
+    kind: Literal["reinforce_plus_plus"] = Field(description="returns to go, whitened over the batch")
+
+
+class RLOOConfig(Section):
+    """REINFORCE with the other answers to the prompt as the baseline (Ahmadian et al. 2024)."""
+
+    kind: Literal["rloo"] = Field(description="the score minus the mean of the prompt's other answers")
+
+
+class GRPOConfig(Section):
+    """Scores relative to the answers to the same prompt (Shao et al. 2024; unscaled: Liu et al. 2025)."""
+
+    kind: Literal["grpo"] = Field(description="the score within its prompt's group")
+    scale: bool = Field(True, description="divide by the group's deviation; false: Dr. GRPO")
+
+
+AdvantageConfig = Annotated[
+    GAEConfig | ReinforceConfig | ReinforcePlusPlusConfig | RLOOConfig | GRPOConfig,
+    Field(discriminator="kind"),
+]
+
+
 class LoRAConfig(Section):
     """Shape of the adapters (Hu et al. 2021)."""
 
@@ -133,7 +236,7 @@ class ModelConfig(Section):
     critic: Literal["adapter", "shared"] = Field(
         "adapter", description="the critic's own adapter, or the policy's"
     )
-    adapter: str | None = Field(None, description="folder of an SFT adapter to start from")
+    adapter: str | None = Field(None, description="run, or folder or hub id of an adapter, to start from")
     gradient_checkpointing: bool = Field(False, description="trade time for memory in the update")
 
 
@@ -146,6 +249,23 @@ class DataConfig(Section):
     )
     split: str = Field("train", description="split of a Hugging Face dataset")
     prompt_field: str = Field("prompt", description="column that holds the prompt")
+    completion_field: str = Field(
+        "completion", description="column that holds the answer to learn (stage=sft)"
+    )
+    chosen_field: str = Field("chosen", description="column that holds the better answer of a pair")
+    rejected_field: str = Field("rejected", description="column that holds the worse answer of a pair")
+    margin_field: str | None = Field(
+        None, description="column with how much better the chosen answer is (stage=reward)"
+    )
+    drop_bad: bool = Field(False, description="leave out rows that teach nothing instead of stopping")
+    held_out: str | None = Field(None, description="file, folder or hub id of rows that are only measured on")
+    held_out_share: float | None = Field(
+        None,
+        ge=0,
+        lt=1,
+        description="share of the prompts kept for measuring where held_out is empty; "
+        "empty: 0.1, and 0 for stage=ppo without evaluate.every",
+    )
     chat_template: Literal["auto", "always", "never"] = Field(
         "auto", description="auto: conversations take the template, plain strings do not"
     )
@@ -198,6 +318,17 @@ class LengthRewardConfig(Section):
     target: int = Field(ge=1, description="words")
 
 
+class HTTPRewardConfig(Section):
+    """A server that scores: prompts and responses out as JSON, scores back; see docs/remote_rewards.md."""
+
+    kind: Literal["http"] = Field(description="a server that scores")
+    url: str = Field(pattern=r"^https?://\S+$", description="where batches are posted")
+    batch_size: int = Field(64, ge=1, description="answers in one request")
+    timeout_s: float = Field(60.0, gt=0, description="seconds for one request")
+    retries: int = Field(4, ge=0, description="further tries after a failure that may pass")
+    backoff_s: float = Field(1.0, ge=0, description="seconds before the first of them, doubled at each")
+
+
 class RegexRewardConfig(Section):
     """1 where the pattern is found in the answer, 0 elsewhere."""
 
@@ -220,7 +351,8 @@ SingleReward = Annotated[
     | ClassifierRewardConfig
     | FunctionRewardConfig
     | LengthRewardConfig
-    | RegexRewardConfig,
+    | RegexRewardConfig
+    | HTTPRewardConfig,
     Field(discriminator="kind"),
 ]
 
@@ -245,6 +377,7 @@ RewardConfig = Annotated[
     | FunctionRewardConfig
     | LengthRewardConfig
     | RegexRewardConfig
+    | HTTPRewardConfig
     | CombinedRewardConfig,
     Field(discriminator="kind"),
 ]
@@ -308,9 +441,19 @@ class Config(Section):
     seed: int = Field(0, ge=0, lt=2**32, description="all randomness is counted from it")
     doctor: bool = Field(False, description="load everything, prove the set-up, train nothing")
     resume: str | None = Field(None, description="run folder to continue")
-    objective: str = Field("objective/score", description="the metric that a sweep reads")
+    run: str | None = Field(None, description="finished run to look at (stage=evaluate)")
+    objective: str | None = Field(
+        None, description="the metric that a sweep reads and best.ckpt is chosen by; -NAME: less is better"
+    )
     stage: StageConfig = Field(StageConfig(), description="what to do with the model")
     ppo: PPOConfig = Field(PPOConfig(), description="the algorithm")
+    advantage: AdvantageConfig = Field(
+        GAEConfig(kind="gae"), description="from scores to advantages; all but gae do without a critic"
+    )
+    sft: SFTConfig = Field(SFTConfig(), description="supervised fine-tuning")
+    reward_model: RewardModelConfig = Field(RewardModelConfig(), description="training of a reward model")
+    dpo: DPOConfig = Field(DPOConfig(), description="direct preference optimisation")
+    evaluate: EvaluateConfig = Field(EvaluateConfig(), description="answers to held-out prompts, compared")
     model: ModelConfig = Field(ModelConfig(), description="the backbone and its adapters")
     data: DataConfig = Field(DataConfig(), description="where prompts come from")
     reward: RewardConfig = Field(description="what makes an answer good")
@@ -318,6 +461,29 @@ class Config(Section):
     trainer: TrainerConfig = Field(TrainerConfig(), description="where it runs")
     logger: LoggerConfig = Field(LoggerConfig(), description="trackers beside metrics.csv")
     callbacks: CallbacksConfig = Field(CallbacksConfig(), description="what is kept and shown along the way")
+
+    @property
+    def target(self) -> tuple[str, int]:
+        """Name of the metric that tells a good model from a bad one, and 1 where more is better, else -1."""
+        name = self.objective or self._default_objective
+        return (name[1:], -1) if name.startswith("-") else (name, 1)
+
+    @property
+    def _default_objective(self) -> str:
+        match self.stage.name:
+            case "sft":
+                return "-eval/perplexity"
+            case "reward" | "dpo":
+                return "eval/accuracy"
+            case "evaluate" | "pipeline":
+                return "eval/win_rate"
+            case _:
+                return "eval/score" if self.evaluate.every else "objective/score"
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether the advantages come from a critic's values."""
+        return self.advantage.kind == "gae"
 
     @property
     def single_rewards(self) -> dict[str, SingleReward]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from peft import PeftModel
@@ -12,8 +13,9 @@ from transformers import Cache
 
 from rlhf_lightning.config.schema import ModelConfig
 from rlhf_lightning.functional.logprobs import chunked_token_logprobs, position_ids
-from rlhf_lightning.models.adapters import add_adapters, add_score_head
+from rlhf_lightning.models.adapters import HEAD_FILES, add_adapters, add_score_head
 from rlhf_lightning.models.backbone import Backbone, cache_keyword
+from rlhf_lightning.models.cast import Cast
 from rlhf_lightning.models.heads import ScalarHead
 from rlhf_lightning.models.output import head_logits, logit_scale, soft_cap
 from rlhf_lightning.models.roles import Role, Roles
@@ -41,23 +43,24 @@ class ActorCritic(nn.Module):
     Args:
         backbone: the frozen model.
         config: ``model`` section of the config.
-        reward_path: folder of a reward adapter with its score head, or None where the reward lives elsewhere.
+        cast: who plays which role; a role that is not in it cannot be asked. Critic and reward have heads.
         temperature: logits are divided by it in every pass.
     """
 
-    def __init__(
-        self, backbone: Backbone, config: ModelConfig, *, reward_path: str | None, temperature: float
-    ) -> None:
+    def __init__(self, backbone: Backbone, config: ModelConfig, *, cast: Cast, temperature: float) -> None:
         super().__init__()
         self.backbone = backbone
         self.temperature = temperature
-        self.shared_critic = config.critic == "shared"
+        critic, reward = cast.get("critic"), cast.get("reward")
+        self.shared_critic = critic is not None and critic.adapter == cast["policy"].adapter
         self._softcap, self._scale = soft_cap(backbone), logit_scale(backbone)
         self.model: PeftModel
-        self.model, adapters = add_adapters(backbone, config, reward_path=reward_path)
-        self.value_head = ScalarHead(backbone.hidden_size).to(backbone.model.device)
-        self.score_head = add_score_head(backbone, reward_path)
-        if self.score_head is not None and not self.shared_critic:
+        self.model, adapters = add_adapters(backbone, config, cast)
+        self.value_head = None
+        if critic is not None:
+            self.value_head = ScalarHead(backbone.hidden_size).to(backbone.model.device)
+        self.score_head = add_score_head(backbone, reward)
+        if self.value_head is not None and self.score_head is not None and not self.shared_critic:
             self.value_head.load_state_dict(self.score_head.state_dict())
         self.roles = Roles(self.model, adapters)
         self._trunk = [backbone.model.base_model]  # in a list, so that nn.Module does not register it twice
@@ -72,14 +75,20 @@ class ActorCritic(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return self.value_head.weight.device
+        return self.backbone.model.device
 
     def parameters_of(self, role: Role) -> list[nn.Parameter]:
-        """The role's trainable tensors: its adapter's, and for the critic its value head's."""
+        """The role's trainable tensors: its adapter's, then its head's; none where it is not in the cast."""
         name = self.roles.adapter(role) if role in self.roles else None
         own = [p for key, p in self.model.named_parameters() if name and f".{name}." in key]
-        head = list(self.value_head.parameters()) if role == "critic" else []
-        return [p for p in own if p.requires_grad] + head
+        head = self.heads.get(role)
+        return [p for p in own + (list(head.parameters()) if head else []) if p.requires_grad]
+
+    @property
+    def heads(self) -> dict[Role, ScalarHead]:
+        """The scalar heads by role."""
+        heads: dict[Role, ScalarHead | None] = {"critic": self.value_head, "reward": self.score_head}
+        return {role: head for role, head in heads.items() if head is not None}
 
     # ---- passes that score ------------------------------------------------------------------------
 
@@ -96,7 +105,7 @@ class ActorCritic(nn.Module):
     def values(self, batch: Generation | Minibatch) -> Tensor:
         """V(s_0) .. V(s_T), (B, T + 1): the last column is the state after the response's last column."""
         with self.roles.use("policy" if self.shared_critic else "critic"):
-            return self.value_head(self._hidden(batch))
+            return self._value(self._hidden(batch))
 
     def policy_and_values(
         self, batch: Generation | Minibatch, *, head_only: bool = False
@@ -108,7 +117,7 @@ class ActorCritic(nn.Module):
         with self.roles.use("policy"):
             hidden = self._hidden(batch)
             logprobs, entropy = self._logprobs(hidden[:, :-1], batch)
-            return logprobs, entropy, self.value_head(hidden.detach() if head_only else hidden)
+            return logprobs, entropy, self._value(hidden.detach() if head_only else hidden)
 
     def score(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Reward of whole texts, (B,), read at the last real token by the mask, padded on either side."""
@@ -118,6 +127,10 @@ class ActorCritic(nn.Module):
         with torch.no_grad(), self.roles.use("reward"):
             hidden = self._forward(input_ids, attention_mask)
             return self.score_head(hidden[torch.arange(len(last), device=self.device), last])
+
+    def _value(self, hidden: Tensor) -> Tensor:
+        assert self.value_head is not None
+        return self.value_head(hidden)
 
     def _hidden(self, batch: Generation | Minibatch) -> Tensor:
         """Hidden states at positions P-1 .. P+T-1, (B, T + 1, H)."""
@@ -159,6 +172,18 @@ class ActorCritic(nn.Module):
 
         return step
 
+    # ---- saving -----------------------------------------------------------------------------------
+
+    def save(self, folder: Path) -> None:
+        """The adapters that train, one folder a role in PEFT's format, with its scalar head beside it."""
+        learning = [role for role in self.roles if self.parameters_of(role)]
+        own = {role: name for role in learning if (name := self.roles.adapter(role)) == role}
+        self.model.save_pretrained(str(folder), selected_adapters=list(own.values()))
+        for role, head in self.heads.items():
+            if role in learning:
+                (folder / role).mkdir(exist_ok=True)
+                head.save(folder / role / HEAD_FILES[role])
+
     # ---- what it weighs ---------------------------------------------------------------------------
 
     def weights(self) -> list[RoleWeight]:
@@ -167,12 +192,10 @@ class ActorCritic(nn.Module):
         base = [p for key, p in self.model.named_parameters() if key not in lora]
         buffers = sum(_bytes(state) for state in _quantization_state(self.backbone.model))
         rows = [RoleWeight("backbone", "", "", 0, sum(map(_count, base)), sum(map(_bytes, base)) + buffers)]
-        heads = {"critic": ("value head", self.value_head), "reward": ("score head", self.score_head)}
-        for role in ("policy", "critic", "reference", "reward"):
-            if role not in self.roles:
-                continue
-            name = self.roles.adapter(role)
-            label, head = heads.get(role, ("language-model head", None))
+        labels = {"critic": "value head", "reward": "score head"}
+        for role in self.roles:
+            name, head = self.roles.adapter(role), self.heads.get(role)
+            label = labels.get(role, "language-model head")
             if role == "critic" and self.shared_critic:
                 adapter, own = f"{name} (shared)", []
             else:

@@ -12,20 +12,20 @@ from rlhf_lightning.assets import tiny_path
 from rlhf_lightning.config.schema import ModelConfig
 from rlhf_lightning.errors import UserError
 from rlhf_lightning.models.backbone import Backbone, silence_dropout
+from rlhf_lightning.models.cast import Cast, Part
 from rlhf_lightning.models.heads import ScalarHead
 from rlhf_lightning.models.roles import Role
 
 SCORE_HEAD = "score_head.safetensors"
+HEAD_FILES: dict[Role, str] = {"critic": "value_head.safetensors", "reward": SCORE_HEAD}
 
 
 def add_adapters(
-    backbone: Backbone, config: ModelConfig, *, reward_path: str | None
+    backbone: Backbone, config: ModelConfig, cast: Cast
 ) -> tuple[PeftModel, dict[Role, str | None]]:
     """Wrap the backbone with the adapters that the roles need.
 
-    policy: fresh, or a trainable copy of ``model.adapter``. critic: fresh, or a trainable copy of the reward
-    adapter, or the policy's own (``critic=shared``). reference: none, or a frozen copy of ``model.adapter``.
-    reward: frozen.
+    Two roles may name one adapter (a critic on the policy's trunk); the first decides what it starts from.
 
     Returns:
         The wrapped model, and the adapter's name for each role.
@@ -40,52 +40,59 @@ def add_adapters(
         target_modules=config.lora.target_modules,
         task_type="CAUSAL_LM",
     )
-    reward = str(tiny_path("reward")) if reward_path == "tiny" else reward_path
+    model: PeftModel | None = None
+    placed: set[str] = set()
     try:
-        start = fresh if config.adapter is None else _config_of(config.adapter, "model.adapter")
-        model = PeftModel(backbone.model, start, adapter_name="policy")
-        if config.critic == "adapter":
-            model.add_adapter("critic", fresh if reward is None else _config_of(reward, "reward.path"))
+        for part in cast.values():
+            if part.adapter is None or part.adapter in placed:
+                continue
+            placed.add(part.adapter)
+            own = fresh if part.start is None else _config_of(part.start, part.key)
+            if model is None:
+                model = PeftModel(backbone.model, own, adapter_name=part.adapter)
+            else:
+                model.add_adapter(part.adapter, own)
     except ValueError as error:
         raise UserError(
             f"model.lora.target_modules={config.lora.target_modules!r} does not fit the model: {error}"
         ) from error
-    adapters: dict[Role, str | None] = {"policy": "policy", "critic": "policy", "reference": None}
-    if config.adapter is not None:
-        _fill(model, "policy", config.adapter, key="model.adapter")
-        _fill(model, "reference", config.adapter, key="model.adapter")
-        adapters["reference"] = "reference"
-    if config.critic == "adapter":
-        adapters["critic"] = "critic"
-        if reward is not None:
-            _fill(model, "critic", reward, key="reward.path")
-    if reward is not None:
-        _fill(model, "reward", reward, key="reward.path")
-        adapters["reward"] = "reward"
+    if model is None:
+        raise ValueError("no role has an adapter")
+    for part in {part.adapter: part for part in reversed(cast.values())}.values():
+        if part.adapter is not None and part.start is not None:
+            _fill(model, part.adapter, part.start, key=part.key)
     _refuse_a_head_of_its_own(model, config)
-    silence_dropout(model)  # a saved adapter keeps the dropout that it was trained with
-    trained = {"policy", adapters["critic"]}
+    learning = {part.adapter for part in cast.values() if part.trains}
+    if config.lora.dropout == 0:
+        silence_dropout(model)  # a saved adapter keeps the dropout that it was trained with
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(".lora_" in name and any(f".{adapter}." in name for adapter in trained))
-    return model, adapters
+        parameter.requires_grad_(".lora_" in name and any(f".{adapter}." in name for adapter in learning))
+    return model, {role: part.adapter for role, part in cast.items()}
 
 
-def add_score_head(backbone: Backbone, reward_path: str | None) -> ScalarHead | None:
-    """The frozen float32 head that reads the reward adapter's last hidden state."""
-    if reward_path is None:
+def add_score_head(backbone: Backbone, part: Part | None) -> ScalarHead | None:
+    """The float32 head that reads the reward adapter's last hidden state: a new one where it is to learn."""
+    if part is None:
         return None
-    folder = tiny_path("reward") if reward_path == "tiny" else Path(reward_path).expanduser()
+    head = ScalarHead(backbone.hidden_size).to(backbone.model.device)
+    if part.trains:
+        return head
+    assert part.start is not None
+    folder = _folder(part.start)
     if not (folder / SCORE_HEAD).exists():
         raise UserError(
-            f"reward.path={reward_path!r} holds an adapter but no {SCORE_HEAD}: it is not a reward model"
+            f"{part.key}={part.start!r} holds an adapter but no {SCORE_HEAD}: it is not a reward model"
         )
-    head = ScalarHead(backbone.hidden_size).to(backbone.model.device)
     head.load(folder / SCORE_HEAD)
     return head.requires_grad_(False)
 
 
+def _folder(path: str) -> Path:
+    return tiny_path("reward") if path == "tiny" else Path(path).expanduser()
+
+
 def _config_of(path: str, key: str) -> PeftConfig:
-    folder = Path(path).expanduser()
+    folder = _folder(path)
     if not (folder / "adapter_config.json").exists():
         raise UserError(
             f"{key}={path!r} must be a folder with adapter_config.json (PEFT's format), and has none"
@@ -122,11 +129,9 @@ def _refuse_a_head_of_its_own(model: PeftModel, config: ModelConfig) -> None:
 
 
 def _fill(model: PeftModel, adapter: str, path: str, *, key: str) -> None:
-    """Copy a saved adapter's tensors into ``adapter``, made here where it is new; every one has to fit."""
-    if adapter not in model.peft_config:
-        model.add_adapter(adapter, _config_of(path, key))
+    """Copy a saved adapter's tensors into ``adapter``; every one has to fit."""
     try:
-        tensors = load_peft_weights(str(Path(path).expanduser()))
+        tensors = load_peft_weights(str(_folder(path)))
         result: Any = set_peft_model_state_dict(model, tensors, adapter_name=adapter)
     except RuntimeError as error:
         first = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)

@@ -9,7 +9,7 @@ from typing import Literal
 from peft.tuners.lora import LoraLayer
 from torch import nn
 
-Role = Literal["policy", "critic", "reference", "reward"]
+Role = Literal["policy", "critic", "reference", "reward", "rival"]
 
 
 class Roles:
@@ -35,6 +35,9 @@ class Roles:
 
     def __contains__(self, role: Role) -> bool:
         return role in self._adapters
+
+    def __iter__(self) -> Iterator[Role]:
+        return iter(self._adapters)
 
     @contextmanager
     def use(self, role: Role) -> Iterator[None]:

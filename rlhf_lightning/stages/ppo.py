@@ -7,18 +7,13 @@ One epoch of Lightning's Trainer is one iteration, so ``trainer.current_epoch`` 
 from __future__ import annotations
 
 import itertools
-import math
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from rlhf_lightning.config.schema import Config
-from rlhf_lightning.errors import UserError
 from rlhf_lightning.functional.kl import AdaptiveBeta
 from rlhf_lightning.functional.moments import RunningMoments
 from rlhf_lightning.models.actor_critic import ActorCritic
@@ -26,13 +21,13 @@ from rlhf_lightning.rewards.base import Reward
 from rlhf_lightning.rollout.collect import collect
 from rlhf_lightning.rollout.generate import generate, texts
 from rlhf_lightning.rollout.minibatches import micro_batches, minibatch_rows
+from rlhf_lightning.stages.base import Stage
 from rlhf_lightning.stages.losses import UpdateStats, policy_terms, value_terms
 from rlhf_lightning.stages.report import rollout_metrics
-from rlhf_lightning.stages.schedule import rate_factor
 from rlhf_lightning.types import Prompts, Rollout
 
 
-class PPO(LightningModule):
+class PPO(Stage):
     """Proximal policy optimization of a language model (Schulman et al. 2017; Ziegler et al. 2019).
 
     After each iteration ``metrics`` holds the figures by name and ``rollout`` the experience behind them.
@@ -44,18 +39,11 @@ class PPO(LightningModule):
     """
 
     def __init__(self, actor_critic: ActorCritic, reward: Reward, config: Config) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-        self.save_hyperparameters(config.model_dump(mode="json"))
-        self.actor_critic = actor_critic
+        super().__init__(actor_critic, config)
         self.reward = reward
-        self.config = config
         self.beta = AdaptiveBeta(config.ppo.beta, target=config.ppo.kl_target, horizon=config.ppo.kl_horizon)
         self.moments = RunningMoments()
-        self.counters = {"iteration": 0, "optimizer_steps": 0, "responses": 0, "tokens": 0}
-        self.metrics: dict[str, float] = {}
         self.rollout: Rollout | None = None
-        self.progress: Callable[[str, int, int], None] = lambda phase, done, total: None
 
     @property
     def total_iterations(self) -> int:
@@ -84,7 +72,7 @@ class PPO(LightningModule):
         clock["time/update_s"] = time.perf_counter() - updating
         self.rollout = rollout
         self.metrics = rollout_metrics(rollout, beta=beta) | stats.metrics() | clock | {"ppo/beta": beta}
-        rates = [group["lr"] for group in self._optimizer().param_groups]
+        rates = [group["lr"] for group in self.optimizer().param_groups]
         self.metrics |= {"ppo/lr": rates[0], "ppo/critic_lr": rates[1]}
         self.beta.update(self.metrics["objective/kl"], responses=len(rollout))
         self.counters["iteration"] += 1
@@ -137,7 +125,7 @@ class PPO(LightningModule):
     def _step(self, rollout: Rollout, rows: Tensor, iteration: int, beta: float, stats: UpdateStats) -> bool:
         """One optimizer step over ``rows``; False, and none taken, where approx_kl is past ``target_kl``."""
         ppo, model = self.config.ppo, self.actor_critic
-        optimizer = self._optimizer()
+        optimizer = self.optimizer()
         optimizer.zero_grad()
         critic_only = iteration < ppo.critic_warmup
         tokens = int(rollout.response_mask[rows].sum())
@@ -161,28 +149,16 @@ class PPO(LightningModule):
         if ppo.target_kl is not None and moved > ppo.target_kl:
             optimizer.zero_grad()
             return False
-        self._set_rates(iteration * stats.steps + stats.done)
-        norms = {group["name"]: _clip(group["params"], ppo.max_grad_norm) for group in optimizer.param_groups}
-        if not all(math.isfinite(norm) for norm in norms.values()):
-            bad = next(name for name, norm in norms.items() if not math.isfinite(norm))
-            raise UserError(
-                f"the gradient of the {bad} is not finite in iteration {iteration}: nothing was stepped; "
-                f"lower ppo.{'lr' if bad == 'policy' else 'critic_lr'}, or set model.dtype=float32"
-            )
-        optimizer.step()
-        optimizer.zero_grad()
-        stats.end_step(norms)
-        self.counters["optimizer_steps"] += 1
+        self.set_rates(
+            {"policy": ppo.lr, "critic": ppo.critic_lr},
+            step=iteration * stats.steps + stats.done,
+            total=ppo.total_steps,
+            warmup=ppo.warmup,
+            schedule=ppo.lr_schedule,
+        )
+        keys = {"policy": "ppo.lr", "critic": "ppo.critic_lr"}
+        stats.end_step(self.step(max_grad_norm=ppo.max_grad_norm, keys=keys))
         return True
-
-    def _set_rates(self, step: int) -> None:
-        ppo = self.config.ppo
-        factor = rate_factor(step, total=ppo.total_steps, warmup=ppo.warmup, schedule=ppo.lr_schedule)
-        for group, peak in zip(self._optimizer().param_groups, (ppo.lr, ppo.critic_lr), strict=True):
-            group["lr"] = peak * factor
-
-    def _optimizer(self) -> Any:
-        return self.optimizers()
 
     # ---- looking at it ----------------------------------------------------------------------------
 
@@ -195,53 +171,11 @@ class PPO(LightningModule):
 
     # ---- saving -----------------------------------------------------------------------------------
 
-    def _trainable(self) -> dict[str, torch.nn.Parameter]:
-        return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """The tensors that train, and nothing of the backbone."""
-        return {name: parameter.detach() for name, parameter in self._trainable().items()}
-
-    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
-        """Copy a checkpoint's tensors; the names have to match exactly.
-
-        Raises:
-            UserError: a tensor is missing, left over, or of another shape.
-        """
-        own = self._trainable()
-        odd = sorted(set(own) ^ set(state_dict)) or [k for k in own if own[k].shape != state_dict[k].shape]
-        if odd:
-            raise UserError(
-                f"resume: the checkpoint does not belong to this model and config: {len(odd)} tensors do not "
-                f"match (first: {odd[0]})"
-            )
-        with torch.no_grad():
-            for name, parameter in own.items():
-                parameter.copy_(state_dict[name])
-        return torch.nn.modules.module._IncompatibleKeys([], [])
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["ppo"] = {
-            "counters": dict(self.counters),
-            "beta": self.beta.state_dict(),
-            "moments": self.moments.state_dict(),
-        }
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["ppo"] = {"beta": self.beta.state_dict(), "moments": self.moments.state_dict()}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        saved = checkpoint["ppo"]
-        self.counters = dict(saved["counters"])
-        self.beta.load_state_dict(saved["beta"])
-        self.moments.load_state_dict(saved["moments"])
-
-    def save_adapters(self, folder: Path) -> None:
-        """Adapters in PEFT's format, one folder a role, the value head beside the critic's."""
-        model = self.actor_critic
-        names = ["policy"] if model.shared_critic else ["policy", "critic"]
-        model.model.save_pretrained(str(folder), selected_adapters=names)
-        (folder / "critic").mkdir(exist_ok=True)
-        model.value_head.save(folder / "critic" / "value_head.safetensors")
-
-
-def _clip(parameters: list[torch.nn.Parameter], limit: float) -> float:
-    """Scale gradients down to ``limit``; the norm before, 0 where nothing has a gradient."""
-    return float(torch.nn.utils.clip_grad_norm_([p for p in parameters if p.grad is not None], limit))
+        super().on_load_checkpoint(checkpoint)
+        self.beta.load_state_dict(checkpoint["ppo"]["beta"])
+        self.moments.load_state_dict(checkpoint["ppo"]["moments"])

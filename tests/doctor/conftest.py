@@ -13,6 +13,7 @@ from rlhf_lightning.config.schema import Config, ModelConfig
 from rlhf_lightning.data.datamodule import PromptDataModule
 from rlhf_lightning.models.actor_critic import ActorCritic
 from rlhf_lightning.models.backbone import load_backbone
+from rlhf_lightning.models.cast import ppo_cast
 from rlhf_lightning.rewards.build import build_reward
 from rlhf_lightning.stages.ppo import PPO
 
@@ -26,7 +27,9 @@ def adapters(model_folders: dict[str, Path], tmp_path_factory: pytest.TempPathFa
     for family, path in model_folders.items():
         torch.manual_seed(7)
         config = ModelConfig(path=str(path), quantization="none", dtype="float32")
-        actor_critic = ActorCritic(load_backbone(config), config, reward_path=None, temperature=1.0)
+        actor_critic = ActorCritic(
+            load_backbone(config), config, cast=ppo_cast(config, reward_path=None), temperature=1.0
+        )
         with torch.no_grad():
             for name, parameter in actor_critic.named_parameters():
                 if ".lora_B." in name:
@@ -85,7 +88,9 @@ def make_parts(model_folders: dict[str, Path], adapters: dict[str, Path], classi
         actor_critic = ActorCritic(
             backbone,
             config.model,
-            reward_path=str(adapters[family]) if reward in ("learned", "combined") else None,
+            cast=ppo_cast(
+                config.model, reward_path=str(adapters[family]) if reward in ("learned", "combined") else None
+            ),
             temperature=config.generation.temperature,
         )
         data = PromptDataModule(

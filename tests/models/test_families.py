@@ -15,6 +15,7 @@ from rlhf_lightning.config.schema import GenerationConfig, ModelConfig
 from rlhf_lightning.errors import UserError
 from rlhf_lightning.models.actor_critic import ActorCritic
 from rlhf_lightning.models.backbone import Backbone, load_backbone
+from rlhf_lightning.models.cast import ppo_cast
 from rlhf_lightning.rollout.generate import generate
 from rlhf_lightning.types import Prompts
 
@@ -55,7 +56,7 @@ LENGTHS = (1, 14, 3, 9, 5, 2)
 def actor_critic_of(model, tokenizer, *, ends: frozenset[int]) -> ActorCritic:
     backbone = Backbone(model.eval().requires_grad_(False), tokenizer, ends, 0, 64)
     config = ModelConfig(quantization="none", dtype="float32")
-    return ActorCritic(backbone, config, reward_path=None, temperature=TEMPERATURE)
+    return ActorCritic(backbone, config, cast=ppo_cast(config, reward_path=None), temperature=TEMPERATURE)
 
 
 @pytest.fixture(scope="module")

@@ -92,7 +92,7 @@ def test_a_loss_with_no_weight_moves_nothing_of_its_role(make_run):
 
 
 def test_gradients_are_clipped_by_norm():
-    from rlhf_lightning.stages.ppo import _clip
+    from rlhf_lightning.stages.base import _clip
 
     parameter = torch.nn.Parameter(torch.zeros(2))
     parameter.grad = torch.tensor([3.0, 4.0])
