@@ -26,6 +26,28 @@ class Prompts:
 
 
 @dataclass(frozen=True)
+class Demonstration:
+    """One text to imitate: ``ids[learned:]`` is the answer with its end token; what is before is given."""
+
+    ids: tuple[int, ...]
+    learned: int
+
+
+@dataclass(frozen=True)
+class TokenPair:
+    """A preference pair as tokens: two texts that begin alike.
+
+    ``prompt + chosen`` and ``prompt + rejected`` are the two texts whole. For scoring, ``prompt`` is the
+    longest common beginning; for DPO it ends where the answers begin.
+    """
+
+    prompt: tuple[int, ...]
+    chosen: tuple[int, ...]
+    rejected: tuple[int, ...]
+    margin: float = 0.0  # how much better the chosen answer is, in units of score
+
+
+@dataclass(frozen=True)
 class Generation:
     """Sampled answers, exactly as sampled: no token is added, changed or dropped afterwards."""
 

@@ -52,7 +52,7 @@ def peak_memory(device: torch.device) -> float:
 
 
 class Throughput(Callback):
-    """Tokens sampled or learned from, over the iteration's wall time; the highest memory of any rank so far."""
+    """Tokens sampled or learned from, over the iteration's wall time; the highest memory of any rank."""
 
     def __init__(self) -> None:
         self._started = 0.0

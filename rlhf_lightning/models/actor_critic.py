@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from rlhf_lightning.functional.logprobs import chunked_token_logprobs, position_
 from rlhf_lightning.models.adapters import HEAD_FILES, add_adapters, add_score_head
 from rlhf_lightning.models.backbone import Backbone, cache_keyword
 from rlhf_lightning.models.cast import Cast
+from rlhf_lightning.models.forest import Forest, Place, Segment, plant, predictors
 from rlhf_lightning.models.heads import ScalarHead
 from rlhf_lightning.models.output import head_logits, logit_scale, soft_cap
 from rlhf_lightning.models.roles import Role, Roles
@@ -150,6 +151,54 @@ class ActorCritic(nn.Module):
         return chunked_token_logprobs(
             hidden, weight, tokens, temperature=self.temperature / self._scale, bias=bias, softcap=softcap
         )
+
+    # ---- whole texts: pairs and demonstrations ----------------------------------------------------
+
+    def plant(self, rows: Sequence[Sequence[Segment]]) -> Forest:
+        """Texts as one batch in the form that this backbone's attention takes."""
+        config = self.backbone.model.config.get_text_config()
+        width = max(sum(len(segment.ids) for segment in row) for row in rows)
+        window = getattr(config, "sliding_window", None) or width  # a mask of our own would lift it
+        together = config._attn_implementation in ("sdpa", "eager") and width <= window
+        return plant(rows, pad_id=self.backbone.pad_id, together=together)
+
+    def read(self, forest: Forest, role: Role) -> Tensor:
+        """Hidden states of a forest under a role, (B, L, H); gradients pass."""
+        ids, mask, positions = (x.to(self.device) for x in (forest.ids, forest.mask, forest.positions))
+        if mask.ndim == 4 and self.backbone.model.config.get_text_config()._attn_implementation == "eager":
+            dtype = self.backbone.model.dtype
+            mask = torch.zeros(mask.shape, dtype=dtype, device=self.device).masked_fill(
+                ~mask, torch.finfo(dtype).min
+            )
+        with self.roles.use(role):
+            output = self.trunk(
+                input_ids=ids,
+                attention_mask=mask if mask.ndim == 4 else mask.long(),
+                position_ids=positions,
+                use_cache=False,
+            )
+            return output.last_hidden_state
+
+    def end_scores(self, forest: Forest, places: Sequence[Place]) -> Tensor:
+        """Reward of the texts that end with these segments, (N,) float32; gradients pass."""
+        assert self.score_head is not None
+        hidden = self.read(forest, "reward")
+        rows, ends = torch.tensor([(p.row, p.end - 1) for p in places], device=self.device).unbind(1)
+        return self.score_head(hidden[rows, ends])
+
+    def segment_logprobs(self, forest: Forest, places: Sequence[Place], role: Role) -> tuple[Tensor, Tensor]:
+        """log pi of every token of these segments under a role, (N, T) float32, and the mask of real ones.
+
+        At temperature 1: a demonstration was not sampled. Gradients pass.
+        """
+        rows, sources, targets, mask = (x.to(self.device) for x in predictors(places))
+        hidden = self.read(forest, role)[rows, sources]
+        weight, bias, softcap = self.head()
+        tokens = forest.ids.to(self.device)[rows, targets]
+        logprobs, _ = chunked_token_logprobs(
+            hidden, weight, tokens, temperature=1.0 / self._scale, bias=bias, softcap=softcap
+        )
+        return logprobs, mask
 
     # ---- sampling ---------------------------------------------------------------------------------
 

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from rlhf_lightning.config.schema import ClassifierRewardConfig
+from rlhf_lightning.data.encoding import single_bos
 from rlhf_lightning.data.padding import right_pad
 from rlhf_lightning.errors import UserError
 from rlhf_lightning.rewards.base import checked
-from rlhf_lightning.rewards.learned import UNLIMITED, by_length, single_bos
+from rlhf_lightning.rewards.learned import UNLIMITED, by_length
 from rlhf_lightning.types import Scores
 
 

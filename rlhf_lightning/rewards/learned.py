@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rlhf_lightning.config.schema import LearnedRewardConfig
+from rlhf_lightning.data.encoding import encode_judged
 from rlhf_lightning.data.padding import right_pad
 from rlhf_lightning.rewards.base import checked
 from rlhf_lightning.types import Scores
@@ -17,31 +18,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 UNLIMITED = 10**9  # tokenizers without a limit name a number far above this
-
-
-def encode_judged(tokenizer: PreTrainedTokenizerBase, prompt: str, response: str) -> list[int]:
-    """Ids of a finished answer as the reward model reads it, in training and in use.
-
-    Prompt and answer are one string, tokenised together, at most one BOS in front, one end token behind.
-    Tokenised apart, the seam would fall into other tokens than in running text. The end token is there also
-    where the answer was cut: the model was trained to judge at it, and the answer itself, as sampled, is
-    not touched.
-    """
-    ids = single_bos(tokenizer, prompt + response)
-    end = tokenizer.eos_token_id
-    if end is None:
-        return ids or [0]  # something has to be read for an empty text
-    return ids if ids[-1:] == [end] else [*ids, end]
-
-
-def single_bos(tokenizer: PreTrainedTokenizerBase, text: str, **options: object) -> list[int]:
-    """Ids of ``text`` with the tokenizer's own specials; no second BOS where a template already wrote one."""
-    bos = tokenizer.bos_token
-    if bos and text.startswith(bos):
-        added = tokenizer("").input_ids
-        if added[:1] == [tokenizer.bos_token_id]:
-            text = text.removeprefix(bos)
-    return list(tokenizer(text, **options).input_ids)
 
 
 def by_length(rows: Sequence[Sequence[int]], batch_size: int) -> list[list[int]]:

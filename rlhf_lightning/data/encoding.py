@@ -1,0 +1,58 @@
+"""From texts to token ids, the same way in training and in use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rlhf_lightning.types import TokenPair
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def encode_judged(tokenizer: PreTrainedTokenizerBase, prompt: str, response: str) -> list[int]:
+    """Ids of a finished answer as the reward model reads it, in training and in use.
+
+    Prompt and answer are one string, tokenised together, at most one BOS in front, one end token behind.
+    Tokenised apart, the seam would fall into other tokens than in running text. The end token is there also
+    where the answer was cut: the model was trained to judge at it, and the answer itself, as sampled, is
+    not touched.
+    """
+    ids = single_bos(tokenizer, prompt + response)
+    end = tokenizer.eos_token_id
+    if end is None:
+        return ids or [0]  # something has to be read for an empty text
+    return ids if ids[-1:] == [end] else [*ids, end]
+
+
+def single_bos(tokenizer: PreTrainedTokenizerBase, text: str, **options: object) -> list[int]:
+    """Ids of ``text`` with the tokenizer's own specials; no second BOS where a template already wrote one."""
+    bos = tokenizer.bos_token
+    if bos and text.startswith(bos):
+        added = tokenizer("").input_ids
+        if added[:1] == [tokenizer.bos_token_id]:
+            text = text.removeprefix(bos)
+    return list(tokenizer(text, **options).input_ids)
+
+
+def judged_pair(
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: str,
+    chosen: str,
+    rejected: str,
+    *,
+    max_length: int,
+    margin: float,
+) -> TokenPair:
+    """A pair as the reward model reads it: two judged texts and their longest common beginning.
+
+    Where the longer text has more than ``max_length`` tokens, the common beginning loses its first ones, so
+    that both sides are judged on the same context; an answer longer than that by itself keeps its end.
+    """
+    sides = [encode_judged(tokenizer, prompt, answer) for answer in (chosen, rejected)]
+    shared = 0
+    while shared < min(map(len, sides)) - 1 and sides[0][shared] == sides[1][shared]:
+        shared += 1
+    cut = max(0, max(map(len, sides)) - max_length)
+    tails = [tuple(side[shared:][-max_length:]) for side in sides]
+    return TokenPair(tuple(sides[0][min(cut, shared) : shared]), tails[0], tails[1], margin)

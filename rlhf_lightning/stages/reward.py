@@ -1,0 +1,77 @@
+"""A reward model from preference pairs, as an adapter and a score head on the shared backbone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rlhf_lightning.functional.preference_losses import bradley_terry_loss
+from rlhf_lightning.models.forest import Segment
+from rlhf_lightning.stages.supervised import Supervised, Terms
+from rlhf_lightning.types import TokenPair
+
+
+def pair_row(pair: TokenPair) -> list[Segment]:
+    """A pair as one row: the common beginning once, the two endings side by side and last."""
+    if not pair.prompt:
+        return [Segment(pair.chosen), Segment(pair.rejected)]
+    return [Segment(pair.prompt), Segment(pair.chosen, 0), Segment(pair.rejected, 0)]
+
+
+def pair_size(pair: TokenPair) -> int:
+    """Tokens of a pair, its common beginning counted once."""
+    return len(pair.prompt) + len(pair.chosen) + len(pair.rejected)
+
+
+class RewardModel(Supervised[TokenPair]):
+    """Minimises -log sigmoid(r(chosen) - r(rejected) - margin) over pairs (Bradley and Terry 1952).
+
+    Only differences of scores are learned; the head's bias is set so that held-out chosen answers average 0,
+    whenever they are measured.
+    """
+
+    name = "reward_model"
+    rates = {"adapter": "reward_model.lr", "head": "reward_model.head_lr"}  # noqa: RUF012  # read only
+
+    def groups(self) -> dict[str, list[torch.nn.Parameter]]:
+        head = self.actor_critic.heads["reward"]
+        own = {id(parameter) for parameter in head.parameters()}
+        adapter = [p for p in self.actor_critic.parameters_of("reward") if id(p) not in own]
+        return {"adapter": adapter, "head": [head.weight]}
+
+    def items(self, batch: Sequence[TokenPair]) -> int:
+        return len(batch)
+
+    def size(self, example: TokenPair) -> int:
+        return pair_size(example)
+
+    def loss(self, batch: Sequence[TokenPair], denominator: int) -> tuple[Tensor, Terms]:
+        forest = self.actor_critic.plant([pair_row(pair) for pair in batch])
+        places = [row[-2] for row in forest.places] + [row[-1] for row in forest.places]
+        chosen, rejected = self.actor_critic.end_scores(forest, places).chunk(2)
+        margin = torch.tensor([pair.margin for pair in batch], device=chosen.device)
+        loss, _ = bradley_terry_loss(chosen, rejected, margin=margin, denominator=denominator)
+        each = torch.nn.functional.softplus(rejected - chosen + margin)
+        lengths = [[len(pair.chosen), len(pair.rejected)] for pair in batch]
+        long, short = torch.tensor(lengths, dtype=torch.float32).unbind(1)
+        terms = {"loss": each, "chosen": chosen, "rejected": rejected, "chosen_length": long}
+        return loss, {name: x.detach() for name, x in terms.items()} | {"rejected_length": short}
+
+    def figures(self, terms: Terms) -> dict[str, float]:
+        chosen, rejected = terms["chosen"], terms["rejected"]
+        return {
+            "loss": float(terms["loss"].mean()),
+            "accuracy": float((chosen > rejected).float().mean()),
+            "margin": float((chosen - rejected).mean()),
+            "chosen_score": float(chosen.mean()),
+            "rejected_score": float(rejected.mean()),
+        }
+
+    def measure(self, examples: Sequence[TokenPair]) -> dict[str, float]:
+        terms = self.terms(examples)
+        level = terms["chosen"].mean()
+        with torch.no_grad():
+            self.actor_critic.heads["reward"].bias -= level.to(self.actor_critic.device)
+        return self.figures(terms | {name: terms[name] - level for name in ("chosen", "rejected")})

@@ -1,0 +1,167 @@
+"""Training on fixed examples: what SFT, reward models and DPO have in common."""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import abstractmethod
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from rlhf_lightning.config.schema import Config, TrainingConfig
+from rlhf_lightning.models.actor_critic import ActorCritic
+from rlhf_lightning.randomness import counted_seed
+from rlhf_lightning.stages.base import Stage
+
+E = TypeVar("E")
+Terms = dict[str, Tensor]  # name -> one detached value an item, (N,): items are pairs, or learned tokens
+
+
+class Supervised(Stage, Generic[E]):
+    """Adapters that learn from examples; ``training_step`` is one iteration of ``log_every`` optimizer steps.
+
+    Every loss is a sum over the items of a micro-batch divided by the items of the whole optimizer step, so
+    that micro-batching changes memory only. Held-out figures are measured with dropout off.
+
+    Args:
+        actor_critic: the roles on their backbone.
+        config: the whole validated config.
+        options: its section for this stage.
+        steps: optimizer steps of the whole run.
+        held_out: examples that are only measured on.
+    """
+
+    name: str
+    """First part of the metrics' names, and the config section."""
+    rates: dict[str, str]
+    """Parameter group -> the setting that holds its peak learning rate."""
+
+    def __init__(
+        self,
+        actor_critic: ActorCritic,
+        config: Config,
+        options: TrainingConfig,
+        *,
+        steps: int,
+        held_out: Sequence[E],
+    ) -> None:
+        super().__init__(actor_critic, config)
+        self.options = options
+        self.steps = steps
+        self.held_out = held_out
+
+    @property
+    def total_iterations(self) -> int:
+        return math.ceil(self.steps / self.options.log_every)
+
+    # ---- what a stage adds ------------------------------------------------------------------------
+
+    @abstractmethod
+    def groups(self) -> dict[str, list[torch.nn.Parameter]]:
+        """Trainable tensors by parameter group, in the names of ``rates``."""
+
+    @abstractmethod
+    def items(self, batch: Sequence[E]) -> int:
+        """What the loss of these examples is divided by."""
+
+    @abstractmethod
+    def size(self, example: E) -> int:
+        """Tokens to compute for an example."""
+
+    @abstractmethod
+    def loss(self, batch: Sequence[E], denominator: int) -> tuple[Tensor, Terms]:
+        """Summed loss over ``denominator``, and the figures of each item."""
+
+    def figures(self, terms: Terms) -> dict[str, float]:
+        """Figures of many items under their short names; their means unless a stage knows better."""
+        return {name: float(values.mean()) for name, values in terms.items()}
+
+    # ---- one iteration ----------------------------------------------------------------------------
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """One AdamW, a parameter group for each learning rate."""
+        groups = [{"params": tensors, "name": name} for name, tensors in self.groups().items()]
+        return torch.optim.AdamW(groups, lr=0.0, weight_decay=self.options.weight_decay)
+
+    def training_step(self, steps: list[list[E]]) -> None:
+        started = time.perf_counter()
+        iteration = self.counters["iteration"]
+        found: dict[str, list[Tensor]] = defaultdict(list)
+        norms: dict[str, float] = defaultdict(float)
+        self.actor_critic.train()
+        for number, batch in enumerate(steps):
+            for name, values in self._step(batch, norms).items():
+                found[name].append(values)
+            self.progress("update", number + 1, len(steps))
+        self.actor_critic.eval()
+        figures = self.figures({name: torch.cat(values) for name, values in found.items()})
+        self.metrics = {f"{self.name}/{key}": value for key, value in figures.items()}
+        self.metrics |= {f"{self.name}/{name}_grad_norm": norm / len(steps) for name, norm in norms.items()}
+        for group in self.optimizer().param_groups:
+            self.metrics[self.rates[group["name"]].replace(".", "/")] = group["lr"]
+        self.metrics["time/update_s"] = time.perf_counter() - started
+        self.counters["iteration"] += 1
+        ends = self.counters["iteration"] >= self.total_iterations
+        if self.held_out and (ends or (iteration + 1) % self.options.eval_every == 0):
+            self.metrics |= {f"eval/{key}": value for key, value in self.measure(self.held_out).items()}
+            self.metrics["time/eval_s"] = time.perf_counter() - started - self.metrics["time/update_s"]
+
+    def _step(self, batch: list[E], norms: dict[str, float]) -> Terms:
+        found: dict[str, list[Tensor]] = defaultdict(list)
+        denominator = self.items(batch)
+        options, step = self.options, self.counters["optimizer_steps"]
+        if self.config.model.lora.dropout:  # counted, so that a resumed run drops what the unbroken one did
+            torch.manual_seed(counted_seed(self.config.seed, "dropout", step))
+        for piece in self._micro_batches(batch):
+            loss, terms = self.loss(piece, denominator)
+            self.manual_backward(loss)
+            for name, values in terms.items():
+                found[name].append(values.cpu())
+        self.set_rates(
+            {name: self._peak(key) for name, key in self.rates.items()},
+            step=step,
+            total=self.steps,
+            warmup=options.warmup,
+            schedule=options.lr_schedule,
+        )
+        for name, norm in self.step(max_grad_norm=options.max_grad_norm, keys=self.rates).items():
+            norms[name] += norm
+        self.counters["responses"] += len(batch)
+        self.counters["tokens"] += sum(map(self.size, batch))
+        return {name: torch.cat(values) for name, values in found.items()}
+
+    def _micro_batches(self, batch: Sequence[E]) -> Iterator[list[E]]:
+        """Like lengths together; order and cut change no gradient."""
+        ordered = sorted(batch, key=self.size)
+        size = self.options.micro_batch_size
+        for start in range(0, len(ordered), size):
+            yield ordered[start : start + size]
+
+    def _peak(self, key: str) -> float:
+        return float(getattr(self.options, key.rpartition(".")[2]))
+
+    # ---- held-out rows ----------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def terms(self, examples: Sequence[E], phase: str = "eval") -> Terms:
+        """The figures of every item of these examples, sorted by the examples' length."""
+        found: dict[str, list[Tensor]] = defaultdict(list)
+        done = 0
+        for piece in self._micro_batches(examples):
+            for name, values in self.loss(piece, self.items(piece))[1].items():
+                found[name].append(values.cpu())
+            done += len(piece)
+            self.progress(phase, done, len(examples))
+        return {name: torch.cat(values) for name, values in found.items()}
+
+    def measure(self, examples: Sequence[E]) -> dict[str, float]:
+        """Figures of held-out examples under their short names."""
+        return self.figures(self.terms(examples))
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
+        self.actor_critic.eval()
