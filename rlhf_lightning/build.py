@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from lightning.pytorch import Trainer, seed_everything
 
 from rlhf_lightning.callbacks import build_callbacks
-from rlhf_lightning.config.schema import Config, LearnedRewardConfig
+from rlhf_lightning.config.schema import Config, LearnedRewardConfig, TrainingConfig
 from rlhf_lightning.data.datamodule import PromptDataModule
+from rlhf_lightning.data.encoding import judged_pair
+from rlhf_lightning.data.examples import ExampleDataModule, total_steps
+from rlhf_lightning.data.preferences import load_split
 from rlhf_lightning.errors import UserError
 from rlhf_lightning.models.actor_critic import ActorCritic
-from rlhf_lightning.models.backbone import load_backbone
-from rlhf_lightning.models.cast import ppo_cast
+from rlhf_lightning.models.backbone import Backbone, load_backbone
+from rlhf_lightning.models.cast import ppo_cast, reward_cast
 from rlhf_lightning.rewards.build import build_reward
+from rlhf_lightning.stages.base import Stage
 from rlhf_lightning.stages.ppo import PPO
+from rlhf_lightning.stages.reward import RewardModel
 from rlhf_lightning.tracking import build_loggers
 
 
@@ -24,30 +31,29 @@ from rlhf_lightning.tracking import build_loggers
 class Parts:
     """What a run is made of."""
 
-    module: PPO
-    data: PromptDataModule
+    module: Stage
+    data: PromptDataModule | ExampleDataModule[Any]
 
 
 def build_parts(config: Config) -> Parts:
-    """Load the backbone, put the roles on it, build reward and data.
+    """Load the backbone, put the stage's roles on it, read its data.
 
     The seed is set first: fresh adapters and heads are the same on every rank and in every process.
     """
     seed_everything(config.seed, verbose=False)
-    device = pick_device(config.trainer.accelerator)
-    backbone = load_backbone(config.model, device=device)
-    actor_critic = ActorCritic(
-        backbone,
-        config.model,
-        cast=ppo_cast(config.model, reward_path=_learned_path(config), critic=config.has_critic),
-        temperature=config.generation.temperature,
-    )
+    builders = {"ppo": _ppo, "reward": _reward_model}
+    return builders[config.stage.name](config, load_backbone(config.model, device=pick_device(config)))
+
+
+def _ppo(config: Config, backbone: Backbone) -> Parts:
+    cast = ppo_cast(config.model, reward_path=_learned_path(config), critic=config.has_critic)
+    actor_critic = ActorCritic(backbone, config.model, cast=cast, temperature=config.generation.temperature)
     reward = build_reward(
         config.reward,
         score=actor_critic.score,
         tokenizer=backbone.tokenizer,
         context=backbone.context_length,
-        device=device,
+        device=actor_critic.device,
     )
     data = PromptDataModule(
         config.data,
@@ -60,12 +66,36 @@ def build_parts(config: Config) -> Parts:
     return Parts(PPO(actor_critic, reward, config), data)
 
 
-def build_trainer(config: Config, run_dir: Path, *, start: int) -> Trainer:
-    """Lightning's Trainer: one epoch is one iteration."""
+def _reward_model(config: Config, backbone: Backbone) -> Parts:
+    options = config.reward_model
+    length = min(options.max_length, backbone.context_length)
+    encode = partial(judged_pair, backbone.tokenizer, max_length=length)
+    train, held_out = (
+        [encode(pair.prompt, pair.chosen, pair.rejected, margin=pair.margin) for pair in pairs]
+        for pairs in load_split(config.data)
+    )
+    actor_critic = ActorCritic(backbone, config.model, cast=reward_cast(config.model), temperature=1.0)
+    module = RewardModel(
+        actor_critic, config, options, steps=total_steps(len(train), options), held_out=held_out
+    )
+    return Parts(module, _examples(train, held_out, options, config))
+
+
+def _examples(
+    train: list[Any], held_out: list[Any], options: TrainingConfig, config: Config
+) -> ExampleDataModule:
+    report = f"{len(train)} examples from {config.data.path}, {len(held_out)} held out"
+    return ExampleDataModule(
+        train, held_out, options, seed=config.seed, shuffle=config.data.shuffle, report=report
+    )
+
+
+def build_trainer(config: Config, run_dir: Path, *, iterations: int, start: int) -> Trainer:
+    """Lightning's Trainer: one epoch is one iteration, and ``start`` is the first that is run."""
     return Trainer(
         accelerator=config.trainer.accelerator,
         devices=config.trainer.devices,
-        max_epochs=config.ppo.iterations,
+        max_epochs=iterations,
         logger=build_loggers(config, run_dir),
         callbacks=build_callbacks(config, run_dir, resume_from=start),
         default_root_dir=run_dir,
@@ -79,8 +109,9 @@ def build_trainer(config: Config, run_dir: Path, *, start: int) -> Trainer:
     )
 
 
-def pick_device(accelerator: str) -> torch.device:
-    """The device that Lightning will use for this accelerator, known before the model is loaded onto it."""
+def pick_device(config: Config) -> torch.device:
+    """The device that Lightning will use, known before the model is loaded onto it."""
+    accelerator = config.trainer.accelerator
     kinds = {"gpu": "cuda", "auto": "cuda" if torch.cuda.is_available() else "cpu"}
     kind = kinds.get(accelerator, accelerator)
     if kind == "cuda" and not torch.cuda.is_available():

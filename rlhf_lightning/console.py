@@ -69,22 +69,18 @@ def _scaled(value: float, base: int, units: Sequence[str]) -> str:
     return f"{value:.{digits}f}{units[step]}"
 
 
-def print_plan(console: Console, config: Config, *, roles: Sequence[RoleWeight]) -> None:
+def print_plan(console: Console, config: Config, *, roles: Sequence[RoleWeight], data: str) -> None:
     """What is about to run, and what it weighs, role by role."""
-    ppo, model = config.ppo, config.model
+    model = config.model
     plan = Table.grid(padding=(0, 2))
     plan.add_column(style="bold")
     plan.add_column()
     storage = f"{model.quantization}, {model.dtype}, LoRA r={model.lora.r}"
-    length = config.generation.max_new_tokens
-    rates = f"lr {ppo.lr:g}, critic lr {ppo.critic_lr:g}"
     for name, text in (
+        ("stage", config.stage.name),
         ("model", f"{model.name} ({model.path}), {storage}"),
-        ("data", config.data.path),
-        ("reward", config.reward.kind),
-        ("run", f"{ppo.iterations} iterations of {ppo.responses} answers, at most {length} tokens each"),
-        ("update", f"{ppo.epochs} epochs, minibatches of {ppo.minibatch_size}, {rates}"),
-        ("", f"clip {ppo.clip:g}, beta {ppo.beta:g}"),
+        ("data", data),
+        *_stage_lines(config),
     ):
         plan.add_row(name, Text(text))
     console.print(plan)
@@ -102,6 +98,23 @@ def print_plan(console: Console, config: Config, *, roles: Sequence[RoleWeight])
     console.print()
     console.print(table)
     console.print()
+
+
+def _stage_lines(config: Config) -> list[tuple[str, str]]:
+    stage = config.stage.name
+    if stage in ("sft", "reward", "dpo"):
+        own = {"sft": config.sft, "reward": config.reward_model, "dpo": config.dpo}[stage]
+        size = f"{own.epochs} epochs, batches of {own.batch_size}, at most {own.max_length} tokens each"
+        return [("run", size), ("update", f"lr {own.lr:g}, {own.lr_schedule} after {own.warmup} steps")]
+    ppo, length = config.ppo, config.generation.max_new_tokens
+    rates = f"lr {ppo.lr:g}" + (f", critic lr {ppo.critic_lr:g}" if config.has_critic else "")
+    return [
+        ("reward", config.reward.kind),
+        ("advantage", config.advantage.kind),
+        ("run", f"{ppo.iterations} iterations of {ppo.responses} answers, at most {length} tokens each"),
+        ("update", f"{ppo.epochs} epochs, minibatches of {ppo.minibatch_size}, {rates}"),
+        ("", f"clip {ppo.clip:g}, beta {ppo.beta:g}"),
+    ]
 
 
 def print_samples(console: Console, rows: Sequence[dict[str, Any]]) -> None:

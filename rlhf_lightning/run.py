@@ -13,7 +13,9 @@ from rlhf_lightning.build import Parts, build_parts, build_trainer
 from rlhf_lightning.callbacks import write_failure
 from rlhf_lightning.config.schema import Config
 from rlhf_lightning.console import make_console, print_end, print_plan
+from rlhf_lightning.data.datamodule import PromptDataModule
 from rlhf_lightning.errors import UserError
+from rlhf_lightning.stages.ppo import PPO
 from rlhf_lightning.tracking import close_trackers
 
 
@@ -41,11 +43,12 @@ def _run(config: Config, output_dir: Path) -> float | None:
     console = make_console()
     with console.status(f"Loading {config.model.name} ..."):
         parts = build_parts(config)
-    print_plan(console, config, roles=parts.module.actor_critic.weights())
+    print_plan(console, config, roles=parts.module.actor_critic.weights(), data=parts.data.report)
     if config.doctor:
         from rlhf_lightning.doctor import examine
 
-        raise SystemExit(0 if examine(parts, console) else 1)
+        assert isinstance(parts.module, PPO) and isinstance(parts.data, PromptDataModule)
+        raise SystemExit(0 if examine(parts.module, parts.data, console) else 1)
     fit(parts, config, output_dir)
     print_end(console, output_dir, config)
     return _objective(parts.module.metrics, config)
@@ -61,7 +64,12 @@ def fit(parts: Parts, config: Config, output_dir: Path) -> None:
     checkpoint = last_checkpoint(output_dir) if config.resume else None
     exit_code = 1
     try:
-        trainer = build_trainer(config, output_dir, start=saved_iteration(checkpoint))
+        trainer = build_trainer(
+            config,
+            output_dir,
+            iterations=parts.module.total_iterations,
+            start=saved_iteration(checkpoint),
+        )
         try:
             trainer.fit(parts.module, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True)
         except SystemExit as error:  # Lightning turns Ctrl-C into an exit of the whole process

@@ -40,18 +40,20 @@ def build_callbacks(config: Config, run_dir: Path, *, resume_from: int = 0) -> l
     own = config.callbacks
     metrics = Metrics(run_dir / "metrics.csv", resume_from=resume_from)
     callbacks: list[Callback] = []
-    if own.show:
+    if own.show and config.stage.name == "ppo":
         callbacks.append(BeforeAfter(run_dir / "before_after.json", count=own.show, seed=config.seed))
-    callbacks += [
-        Throughput(),
-        Samples(
+    callbacks.append(Throughput())
+    if config.stage.name == "ppo":
+        samples = Samples(
             run_dir / "samples.jsonl",
             count=own.samples,
             responses=config.ppo.responses,
             seed=config.seed,
             table_every=own.sample_table_every,
             resume_from=resume_from,
-        ),
+        )
+        callbacks.append(samples)
+    callbacks += [
         metrics,
         Summary(run_dir / "summary.json", metrics=metrics, objective=config.target),
         Progress(live=own.progress),

@@ -19,6 +19,13 @@ from rlhf_lightning.console import make_console
 RECENT = 10  # iterations whose median is the forecast of the next
 
 _FIGURES = (
+    ("sft/loss", "loss {:.3f}"),
+    ("reward_model/loss", "loss {:.3f}"),
+    ("dpo/loss", "loss {:.3f}"),
+    ("reward_model/accuracy", "accuracy {:.3f}"),
+    ("dpo/accuracy", "accuracy {:.3f}"),
+    ("eval/perplexity", "held-out perplexity {:.3f}"),
+    ("eval/accuracy", "held-out accuracy {:.3f}"),
     ("objective/score", "score {:.3f}"),
     ("objective/kl", "KL {:.2f}"),
     ("rollout/length_mean", "length {:.1f}"),
@@ -27,7 +34,7 @@ _FIGURES = (
 
 
 def figures(metrics: Mapping[str, float]) -> str:
-    """Score, KL, length and tokens/s, as far as they were measured."""
+    """The figures that a person watches, as far as they were measured."""
     return "  ".join(text.format(metrics[name]) for name, text in _FIGURES if name in metrics)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from rlhf_lightning.config.describe import nearest, show
-from rlhf_lightning.config.schema import Config, LearnedRewardConfig
+from rlhf_lightning.config.schema import Config, LearnedRewardConfig, TrainingConfig
 
 ROLLING = ("ppo", "pipeline")  # stages with a rollout
 METRIC_FAMILIES = (
@@ -51,6 +51,32 @@ def sizes_divide(c: Config) -> Iterator[Fault]:
             ("ppo.micro_batch_size", "ppo.minibatch_size"),
             f"ppo.micro_batch_size={p.micro_batch_size} must divide "
             f"ppo.minibatch_size={p.minibatch_size} exactly",
+        )
+
+
+def doctor_needs_ppo(c: Config) -> Iterator[Fault]:
+    if c.doctor and c.stage.name != "ppo":
+        yield Fault(("doctor", "stage.name"), f"doctor=true examines stage=ppo, not stage={c.stage.name}")
+
+
+def micro_batches(c: Config) -> Iterator[Fault]:
+    stages: dict[str, TrainingConfig] = {"sft": c.sft, "reward": c.reward_model, "dpo": c.dpo}
+    sections = {"sft": "sft", "reward": "reward_model", "dpo": "dpo"}
+    for stage, options in stages.items():
+        name = sections[stage]
+        if c.stage.name in (stage, "pipeline") and options.batch_size % options.micro_batch_size:
+            yield Fault(
+                (f"{name}.micro_batch_size", f"{name}.batch_size"),
+                f"{name}.micro_batch_size={options.micro_batch_size} must divide "
+                f"{name}.batch_size={options.batch_size} exactly",
+            )
+
+
+def smoothing(c: Config) -> Iterator[Fault]:
+    if c.dpo.loss == "ipo" and c.dpo.label_smoothing:
+        yield Fault(
+            ("dpo.label_smoothing", "dpo.loss"),
+            f"dpo.label_smoothing={c.dpo.label_smoothing} has no meaning with dpo.loss=ipo: take 0",
         )
 
 
@@ -176,6 +202,9 @@ def sweep_objective(c: Config) -> Iterator[Fault]:
 
 RULES: tuple[Callable[[Config], Iterator[Fault]], ...] = (
     sizes_divide,
+    doctor_needs_ppo,
+    micro_batches,
+    smoothing,
     no_dropout,
     whole_distribution,
     one_device,

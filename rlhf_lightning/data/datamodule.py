@@ -133,6 +133,11 @@ class PromptDataModule(LightningDataModule):
             self._prompts = load_prompts(self.config, self.tokenizer, room=self.room)
         return self._prompts
 
+    @property
+    def report(self) -> str:
+        """One line for a person about what was read."""
+        return self.prompts.report
+
     def dataset(self, *, rank: int = 0, world_size: int = 1) -> IterationDataset:
         """The iterations as one rank sees them; ``dataset()[0]`` is the first batch of a single process."""
         return IterationDataset(

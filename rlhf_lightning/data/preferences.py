@@ -104,9 +104,11 @@ def _pair(source: Source, row: Row, config: DataConfig) -> Pair:
         texts.append(value)
     margin = _margin(source, row, config.margin_field)
     if not source.pairs:
-        return Pair(*texts, margin=margin)
+        prompt, chosen, rejected = texts
+        return Pair(prompt, chosen, rejected, margin)
     try:
-        return Pair(*split_pair(*texts), margin=margin)
+        prompt, chosen, rejected = split_pair(*texts)
+        return Pair(prompt, chosen, rejected, margin)
     except ValueError as error:
         raise UserError(f"data.path={source.path}: {row.place}: {error}") from error
 

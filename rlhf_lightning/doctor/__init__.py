@@ -24,7 +24,8 @@ from rlhf_lightning.doctor.exam import Exam
 from rlhf_lightning.doctor.proof import Finding, Proof
 
 if TYPE_CHECKING:
-    from rlhf_lightning.build import Parts
+    from rlhf_lightning.data.datamodule import PromptDataModule
+    from rlhf_lightning.stages.ppo import PPO
 
 PROOFS: tuple[Proof, ...] = (
     *ratios.PROOFS,
@@ -37,11 +38,11 @@ PROOFS: tuple[Proof, ...] = (
 )
 
 
-def examine(parts: Parts, console: Console) -> bool:
+def examine(module: PPO, data: PromptDataModule, console: Console) -> bool:
     """Run every check, show progress, then a table; below it one sentence for each check that failed.
 
     Args:
-        parts: the module and data of a run that has not begun.
+        module, data: of a run that has not begun.
         console: where it is shown.
 
     Returns:
@@ -53,7 +54,7 @@ def examine(parts: Parts, console: Console) -> bool:
     checks = []
     with _progress(console) as progress:
         task = progress.add_task("sampling a first batch", total=len(PROOFS))
-        with Exam(parts.module, parts.data) as exam:
+        with Exam(module, data) as exam:
             for proof in PROOFS:
                 progress.update(task, description=proof.name)
                 finding = judge(proof, exam)

@@ -72,6 +72,5 @@ class RewardModel(Supervised[TokenPair]):
     def measure(self, examples: Sequence[TokenPair]) -> dict[str, float]:
         terms = self.terms(examples)
         level = terms["chosen"].mean()
-        with torch.no_grad():
-            self.actor_critic.heads["reward"].bias -= level.to(self.actor_critic.device)
+        self.actor_critic.heads["reward"].bias.data -= level.to(self.actor_critic.device)
         return self.figures(terms | {name: terms[name] - level for name in ("chosen", "rejected")})

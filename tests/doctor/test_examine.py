@@ -38,7 +38,7 @@ SETTINGS = {
 
 def run(parts) -> tuple[bool, str]:
     console = Console(file=io.StringIO(), width=200)
-    passed = examine(parts, console)
+    passed = examine(parts.module, parts.data, console)
     return passed, console.file.getvalue()
 
 

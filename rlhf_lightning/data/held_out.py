@@ -1,0 +1,18 @@
+"""Which rows are only measured on, where no file of them is named."""
+
+from __future__ import annotations
+
+from rlhf_lightning.randomness import counted_seed
+
+
+def is_held_out(text: str, share: float) -> bool:
+    """Whether a row is kept for measuring, by its prompt: equal prompts fall on one side.
+
+    The answer depends on the text alone, not on the run's seed, the file's order or its other rows: two runs,
+    and two stages on the same prompts, keep the same ones apart.
+
+    Args:
+        text: the prompt, or what else stands for the row.
+        share: expected share of texts that are held out, 0 to 1.
+    """
+    return counted_seed(0, "held_out", text) / 2**63 < share
