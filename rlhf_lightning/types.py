@@ -87,11 +87,11 @@ class Rollout(Generation):
     logprobs: Tensor  # (B, T) float32, log pi_old(a_t | s_t)
     ref_logprobs: Tensor  # (B, T) float32, log pi_ref(a_t | s_t)
     entropy: Tensor  # (B, T) float32, entropy of pi_old(. | s_t), nats
-    values: Tensor  # (B, T) float32, V(s_t)
+    values: Tensor  # (B, T) float32, V(s_t); 0 without a critic
     kl: Tensor  # (B, T) float32, the estimator that trains, 0 outside the mask
     rewards: Tensor  # (B, T) float32, r_t after KL shaping
     advantages: Tensor  # (B, T) float32, A_t, whitened where asked
-    returns: Tensor  # (B, T) float32, A_t + V(s_t) before whitening
+    returns: Tensor  # (B, T) float32, A_t + V(s_t) before whitening; what was earned where there is no critic
 
 
 @dataclass(frozen=True)

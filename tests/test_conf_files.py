@@ -18,6 +18,7 @@ REQUIRED = {  # what a file leaves to the user
     "reward=function": ["reward.function=package.module:name"],
     "reward=regex": ["reward.pattern=a"],
     "experiment=smollm2_sentiment": ["data.path=file"],
+    **{f"advantage={name}": ["ppo.samples_per_prompt=4"] for name in ("rloo", "grpo", "dr_grpo")},
     **{f"data={name}": ["data.path=file"] for name in OFFERED["data"] if name != "tiny"},
 }
 EMBEDDED = ("learned", "combined", "tiny")  # rewards that sit on the embedded model

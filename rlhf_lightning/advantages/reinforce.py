@@ -1,6 +1,8 @@
-"""Plain REINFORCE: the score minus a baseline."""
+"""Plain REINFORCE: the score minus a baseline, and the running baseline."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -36,3 +38,35 @@ def reinforce(scores: Tensor, *, baseline: Tensor | float | None = None) -> Tens
             f"baseline must be a number or have shape {tuple(wide.shape)}; got {tuple(level.shape)}"
         )
     return wide - level
+
+
+class RunningBaseline:
+    """Decayed mean of what earlier iterations scored.
+
+        b_1 = m_0,    b_{k+1} = d b_k + (1 − d) m_k
+
+    m_k is the mean score of iteration k. ``value`` is None before the first: there is no earlier score.
+    """
+
+    def __init__(self) -> None:
+        self.value: float | None = None
+
+    def update(self, scores: Tensor, *, decay: float) -> None:
+        """Take in one iteration's scores, any shape; call it after its advantages are made.
+
+        Args:
+            decay: d in [0, 1), share of the old baseline that stays.
+        Raises:
+            ValueError: the scores are empty or not finite, which would poison the baseline for good.
+        """
+        mean = scores.double().mean().item()
+        if not math.isfinite(mean):
+            raise ValueError(f"the mean of the scores must be finite; got {mean}")
+        self.value = mean if self.value is None else decay * self.value + (1 - decay) * mean
+
+    def state_dict(self) -> dict[str, float | None]:
+        """A plain number for a checkpoint."""
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, float | None]) -> None:
+        self.value = state["value"]

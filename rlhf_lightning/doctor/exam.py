@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlhf_lightning.advantages.reinforce import RunningBaseline
 from rlhf_lightning.data.datamodule import PromptDataModule
 from rlhf_lightning.data.padding import left_pad
 from rlhf_lightning.doctor.fingerprint import fingerprint
@@ -130,8 +131,10 @@ class Exam(Opened):
             responses=texts(generation, self.model.backbone.tokenizer),
             scored=Scores(scores, {}),
             config=self.config.ppo,
+            advantage=self.config.advantage,
             beta=self.module.beta.beta,
             moments=RunningMoments(),
+            baseline=RunningBaseline(),
         )
 
     def step(self, rollout: Rollout, *, lr: float, **ppo: Any) -> Update:
@@ -174,8 +177,9 @@ class Exam(Opened):
         self.module.zero_grad(set_to_none=True)
         with model.roles.use("policy"):
             _backward(model.policy(batch)[0][mask].sum())
-        with model.roles.use("critic"):
-            _backward(model.values(batch)[:, :-1][mask].sum())
+        if model.has_critic:
+            with model.roles.use("critic"):
+                _backward(model.values(batch)[:, :-1][mask].sum())
         found = {name: p.grad for name, p in self.module.named_parameters() if p.grad is not None}
         self.module.zero_grad(set_to_none=True)
         return found

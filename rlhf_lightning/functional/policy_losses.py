@@ -1,13 +1,13 @@
 """The two clipped losses of PPO.
 
-Both are sums over valid tokens divided by ``denominator``, the tokens of the whole optimizer step, so that
-splitting a step into micro-batches changes nothing. Diagnostics are sums too: ``merge`` those of the
-micro-batches, then read the means.
+Both are sums over valid tokens divided by ``denominator``, a number of the whole optimizer step (its tokens,
+or its responses), so that splitting a step into micro-batches changes nothing. Diagnostics are sums too:
+``merge`` those of the micro-batches, then read the means.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,10 +20,10 @@ _LARGEST_LOG_RATIO = 20.0
 class SurrogateStats(NamedTuple):
     """Diagnostics of the policy loss: detached scalars, summed over the mask."""
 
-    ratio_sum: Tensor  # Σ r_t
+    ratio_sum: Tensor  # Σ r_t, the ratio that the loss uses
     ratio_max: Tensor  # max r_t; 0 where the mask is empty
     clipped_count: Tensor  # tokens whose gradient the clip (or the dual clip) takes away
-    approx_kl_sum: Tensor  # Σ (r_t − 1) − log r_t, nats: k3 of KL(π_old ‖ π), >= 0
+    approx_kl_sum: Tensor  # Σ (r_t − 1) − log r_t of the tokens' own ratios, nats: k3 of KL(π_old ‖ π), >= 0
     clamped_count: Tensor  # tokens with |log r_t| > 20, cut there so that exp stays finite
     count: Tensor  # type: ignore[assignment]  # valid tokens
 
@@ -67,6 +67,30 @@ class ValueStats(NamedTuple):
         return ValueStats(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
 
+def response_mean(x: Tensor, mask: Tensor) -> Tensor:
+    """Mean of each response's valid tokens, (B, T) -> (B,); 0 where it has none."""
+    check_mask(mask, x=x)
+    return divide_by_count(keep(x, mask).sum(dim=1), mask.sum(dim=1), None)
+
+
+def weighted_sum(x: Tensor, mask: Tensor, weights: Tensor | None) -> Tensor:
+    """Σ_b w_b Σ_t x_bt over the mask, scalar.
+
+    Args:
+        x: (B, T).
+        mask: bool (B, T), True where a cell counts.
+        weights: w, (B,); None: 1.
+    Raises:
+        ValueError: the mask is not bool or the shapes do not belong together.
+    """
+    check_mask(mask, x=x)
+    if weights is None:
+        return keep(x, mask).sum()
+    if weights.shape != mask.shape[:1]:
+        raise ValueError(f"weights must have shape {tuple(mask.shape[:1])}; got {tuple(weights.shape)}")
+    return (weights * keep(x, mask).sum(dim=1)).sum()
+
+
 def clipped_surrogate_loss(
     logprobs: Tensor,
     *,
@@ -76,6 +100,8 @@ def clipped_surrogate_loss(
     clip: float,
     clip_high: float | None = None,
     dual_clip: float | None = None,
+    ratio_of: Literal["token", "sequence"] = "token",
+    weights: Tensor | None = None,
     denominator: Tensor | float | None = None,
 ) -> tuple[Tensor, SurrogateStats]:
     """Clipped surrogate policy loss of PPO.
@@ -83,7 +109,13 @@ def clipped_surrogate_loss(
         L(θ) = − Σ_t min( r_t Â_t , clip(r_t, 1−ε, 1+ε_high) Â_t ) / N,   r_t = π_θ(a_t|s_t) / π_old(a_t|s_t)
 
     Schulman et al. 2017, eq. 7, https://arxiv.org/abs/1707.06347. Where Â_t < 0 the dual clip c bounds the
-    inner term from below by c Â_t: Ye et al. 2020, eq. 5, https://arxiv.org/abs/1912.09729.
+    inner term from below by c Â_t: Ye et al. 2020, eq. 5, https://arxiv.org/abs/1912.09729. With
+    ``ratio_of="sequence"`` every token of a response has the response's ratio in place of its own,
+
+        r = exp( 1/T Σ_t log π_θ(a_t|s_t) − log π_old(a_t|s_t) )
+
+    and the gradient reaches all T tokens through it: GSPO, Zheng et al. 2025, eq. 7,
+    https://arxiv.org/abs/2507.18071. Means are far closer to 1 than their terms: ε of GSPO is 3e-4 or so.
 
     The gradient of a token is 0 where Â > 0 and r > 1 + ε_high, and where Â < 0 and r < 1 − ε; it always acts
     on the way back into the band. log r is cut at ±20 before exp, and the cut cells are counted.
@@ -96,6 +128,8 @@ def clipped_surrogate_loss(
         clip: ε, in (0, 1).
         clip_high: ε_high > 0; None: ε.
         dual_clip: c > 1; None: no dual clip.
+        ratio_of: whose ratio a token has, its own or its response's.
+        weights: factor of each response's terms, (B,); None: 1. Diagnostics are not weighted.
         denominator: N, valid tokens of the whole optimizer step; None: those of the mask, at least 1.
     Returns:
         The scalar loss to minimise, and detached sums over the same mask. NaN in a valid cell shows in both.
@@ -112,7 +146,8 @@ def clipped_surrogate_loss(
         raise ValueError(f"dual_clip must be above 1; got {dual_clip}")
 
     gain = keep(advantages, mask)
-    change = keep(logprobs, mask) - keep(old_logprobs, mask)
+    own = keep(logprobs, mask) - keep(old_logprobs, mask)
+    change = own if ratio_of == "token" else keep(response_mean(own, mask).unsqueeze(1).expand_as(own), mask)
     log_ratio = change.clamp(-_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO)
     ratio = log_ratio.exp()
     unclipped = ratio * gain
@@ -124,15 +159,16 @@ def clipped_surrogate_loss(
         flat = flat | ((gain < 0) & (floor > surrogate))
         surrogate = torch.where(gain < 0, torch.maximum(surrogate, floor), surrogate)
     count = mask.sum().to(surrogate.dtype)
-    loss = -divide_by_count(surrogate.sum(), count, denominator)
+    loss = -divide_by_count(weighted_sum(surrogate, mask, weights), count, denominator)
 
     with torch.no_grad():
         valid_ratio = keep(ratio, mask)
+        own_ratio = own.clamp(-_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO)
         stats = SurrogateStats(
             ratio_sum=valid_ratio.sum(),
             ratio_max=torch.cat([valid_ratio.flatten(), valid_ratio.new_zeros(1)]).max(),
             clipped_count=flat.sum().to(count.dtype),
-            approx_kl_sum=(torch.expm1(log_ratio) - log_ratio).sum(),
+            approx_kl_sum=(torch.expm1(own_ratio) - own_ratio).sum(),
             clamped_count=(change.abs() > _LARGEST_LOG_RATIO).sum().to(count.dtype),
             count=count,
         )

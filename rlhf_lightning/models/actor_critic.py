@@ -78,6 +78,11 @@ class ActorCritic(nn.Module):
     def device(self) -> torch.device:
         return self.backbone.model.device
 
+    @property
+    def has_critic(self) -> bool:
+        """Whether there are values to ask for."""
+        return self.value_head is not None
+
     def parameters_of(self, role: Role) -> list[nn.Parameter]:
         """The role's trainable tensors: its adapter's, then its head's; none where it is not in the cast."""
         name = self.roles.adapter(role) if role in self.roles else None

@@ -8,13 +8,13 @@ from dataclasses import fields
 import torch
 from torch import Tensor
 
-from rlhf_lightning.advantages.gae import gae
-from rlhf_lightning.config.schema import PPOConfig
+from rlhf_lightning.advantages.reinforce import RunningBaseline
+from rlhf_lightning.config.schema import AdvantageConfig, PPOConfig
 from rlhf_lightning.functional.kl import kl_estimate, kl_shaped_rewards
-from rlhf_lightning.functional.masked import masked_whiten
 from rlhf_lightning.functional.moments import RunningMoments
 from rlhf_lightning.models.actor_critic import ActorCritic
 from rlhf_lightning.rewards.shaping import shape_scores
+from rlhf_lightning.rollout.advantage import estimate
 from rlhf_lightning.rollout.minibatches import slices
 from rlhf_lightning.types import Generation, Rollout, Scores
 
@@ -28,8 +28,10 @@ def collect(
     responses: tuple[str, ...],
     scored: Scores,
     config: PPOConfig,
+    advantage: AdvantageConfig,
     beta: float,
     moments: RunningMoments,
+    baseline: RunningBaseline,
     progress: Callable[[int, int], None] | None = None,
 ) -> Rollout:
     """Everything the update needs of one iteration, computed once and frozen.
@@ -38,8 +40,10 @@ def collect(
         generation: B answers as sampled.
         prompts, responses: their texts.
         scored: what the reward said.
+        advantage: the estimator.
         beta: weight of the KL in the reward; its place is ``config.kl_in``.
         moments: running mean and variance of scores; updated here where ``config.normalize_scores``.
+        baseline: running mean of shaped scores; updated here where the estimator is ``reinforce``.
         progress: called with (answers scored, B).
 
     Returns:
@@ -60,16 +64,15 @@ def collect(
     kl = kl_estimate(logprobs, ref_logprobs, kind=config.kl_estimator).masked_fill(~mask, 0.0)
     rewards = kl_shaped_rewards(scores, kl=kl, mask=mask, beta=beta if config.kl_in == "reward" else 0.0)
     cut = torch.tensor([reason == "length" for reason in generation.ended])
-    advantages, returns = gae(
+    advantages, returns = estimate(
         rewards,
-        values=values,
         mask=mask,
-        gamma=config.gamma,
-        lam=config.lam,
+        values=values,
         last_values=torch.where(cut, last_values, 0.0) if config.bootstrap_truncated else None,
+        advantage=advantage,
+        ppo=config,
+        baseline=baseline,
     )
-    if config.whiten_advantages:
-        advantages = masked_whiten(advantages, mask)
     return Rollout(
         **{field.name: getattr(generation, field.name) for field in fields(Generation)},
         prompts=prompts,
@@ -94,7 +97,8 @@ def _passes(
     config: PPOConfig,
     progress: Callable[[int, int], None] | None,
 ) -> dict[str, Tensor]:
-    """Old and reference log-probabilities, entropies, each (B, T), and values (B, T + 1); 0 where unused."""
+    """Old and reference log-probabilities, entropies, each (B, T), and values (B, T + 1), 0 without a critic;
+    0 where unused."""
     size, width = generation.response_ids.shape
     found = {name: torch.zeros(size, width) for name in ("logprobs", "ref_logprobs", "entropy")}
     found["values"] = torch.zeros(size, width + 1)
@@ -105,7 +109,8 @@ def _passes(
             parts["logprobs"], parts["entropy"], parts["values"] = actor_critic.policy_and_values(piece)
         else:
             parts["logprobs"], parts["entropy"] = actor_critic.policy(piece)
-            parts["values"] = actor_critic.values(piece)
+            if actor_critic.has_critic:
+                parts["values"] = actor_critic.values(piece)
         for name, tensor in parts.items():
             found[name][rows, : tensor.shape[1]] = tensor.cpu()
         done += len(rows)

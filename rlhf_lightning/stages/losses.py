@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from rlhf_lightning.config.schema import PPOConfig
+from rlhf_lightning.config.schema import LossAverage, PPOConfig
 from rlhf_lightning.functional.kl import kl_estimate
-from rlhf_lightning.functional.masked import masked_sum
 from rlhf_lightning.functional.policy_losses import (
     SurrogateStats,
     ValueStats,
     clipped_surrogate_loss,
     clipped_value_loss,
+    weighted_sum,
 )
 from rlhf_lightning.types import Minibatch
 
@@ -58,22 +58,40 @@ class UpdateStats:
         """Losses and gradient norms are means over the steps taken, ratios and fractions over tokens.
 
         The tokens of a step that ``target_kl`` called off count: their KL is why the epochs ended.
-        An iteration in which the policy did not learn (critic warm-up) has ratio 1 and no clipping.
+        An iteration in which the policy did not learn (critic warm-up) has ratio 1 and no clipping. Without a
+        critic there is no figure of one.
         """
         done = max(self.done, 1)
-        policy = self.policy
-        return {
+        policy, critic = self.policy, self.critic
+        figures = {
             "policy/loss": self.losses["policy"] / done,
             "policy/approx_kl": float(policy.approx_kl) if policy else 0.0,
             "policy/clip_fraction": float(policy.clip_fraction) if policy else 0.0,
             "policy/ratio_mean": float(policy.ratio_mean) if policy else 1.0,
             "policy/ratio_max": float(policy.ratio_max) if policy else 1.0,
             "policy/grad_norm": self.norms["policy"] / done,
-            "critic/loss": self.losses["critic"] / done,
-            "critic/clip_fraction": float(self.critic.clip_fraction) if self.critic else 0.0,
-            "critic/grad_norm": self.norms["critic"] / done,
             "ppo/epochs_done": self.done * self.epochs / self.steps,
         }
+        if critic is not None:
+            figures["critic/loss"] = self.losses["critic"] / done
+            figures["critic/clip_fraction"] = float(critic.clip_fraction)
+            figures["critic/grad_norm"] = self.norms["critic"] / done
+        return figures
+
+
+def policy_denominator(mask: Tensor, *, average: LossAverage, max_new_tokens: int) -> int:
+    """What the policy's sums over one optimizer step are divided by, see ``policy_terms``.
+
+    Args:
+        mask: response mask of all rows of the step, (b, T) bool.
+    """
+    match average:
+        case "token":
+            return int(mask.sum())
+        case "response":
+            return len(mask)
+        case "constant":
+            return len(mask) * max_new_tokens
 
 
 def policy_terms(
@@ -86,8 +104,20 @@ def policy_terms(
     denominator: int,
     stats: UpdateStats,
 ) -> Tensor:
-    """Clipped surrogate, minus the entropy bonus, plus the KL where it sits in the loss."""
+    """Clipped surrogate, minus the entropy bonus, plus the KL where it sits in the loss.
+
+    All three are averaged by ``ppo.loss_average``:
+
+        token      1/N Σ_i Σ_t x_it              N tokens of the step: each token weighs the same
+        response   1/R Σ_i 1/T_i Σ_t x_it        R responses: each weighs the same (GRPO)
+        constant   1/(R L) Σ_i Σ_t x_it          L the length limit: no length in it (Dr. GRPO)
+
+    Args:
+        batch: a part of the step; its masks hold whole responses.
+        denominator: of the whole step, see ``policy_denominator``.
+    """
     mask = batch.response_mask
+    weights = 1 / mask.sum(dim=1).clamp(min=1) if config.loss_average == "response" else None
     loss, figures = clipped_surrogate_loss(
         logprobs,
         old_logprobs=batch.old_logprobs,
@@ -96,14 +126,16 @@ def policy_terms(
         clip=config.clip,
         clip_high=config.clip_high,
         dual_clip=config.dual_clip,
+        ratio_of=config.ratio,
+        weights=weights,
         denominator=denominator,
     )
     stats.add_policy(loss, figures)
     if config.entropy_coef:
-        loss = loss - config.entropy_coef * masked_sum(entropy, mask) / denominator
+        loss = loss - config.entropy_coef * weighted_sum(entropy, mask, weights) / denominator
     if config.kl_in == "loss" and beta:
         kl = kl_estimate(logprobs, batch.ref_logprobs, kind=config.kl_estimator)
-        loss = loss + beta * masked_sum(kl, mask) / denominator
+        loss = loss + beta * weighted_sum(kl, mask, weights) / denominator
     return loss
 
 

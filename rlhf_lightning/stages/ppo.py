@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlhf_lightning.advantages.reinforce import RunningBaseline
 from rlhf_lightning.config.schema import Config
 from rlhf_lightning.functional.kl import AdaptiveBeta
 from rlhf_lightning.functional.moments import RunningMoments
@@ -22,13 +23,15 @@ from rlhf_lightning.rollout.collect import collect
 from rlhf_lightning.rollout.generate import generate, texts
 from rlhf_lightning.rollout.minibatches import micro_batches, minibatch_rows
 from rlhf_lightning.stages.base import Stage
-from rlhf_lightning.stages.losses import UpdateStats, policy_terms, value_terms
+from rlhf_lightning.stages.losses import UpdateStats, policy_denominator, policy_terms, value_terms
 from rlhf_lightning.stages.report import rollout_metrics
 from rlhf_lightning.types import Prompts, Rollout
 
 
 class PPO(Stage):
     """Proximal policy optimization of a language model (Schulman et al. 2017; Ziegler et al. 2019).
+
+    The same loop runs the methods without a critic: what ``config.advantage`` names decides.
 
     After each iteration ``metrics`` holds the figures by name and ``rollout`` the experience behind them.
 
@@ -43,6 +46,7 @@ class PPO(Stage):
         self.reward = reward
         self.beta = AdaptiveBeta(config.ppo.beta, target=config.ppo.kl_target, horizon=config.ppo.kl_horizon)
         self.moments = RunningMoments()
+        self.baseline = RunningBaseline()
         self.rollout: Rollout | None = None
 
     @property
@@ -50,14 +54,16 @@ class PPO(Stage):
         return self.config.ppo.iterations
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """One AdamW, two groups: ``policy`` and ``critic`` each have their own learning rate."""
+        """One AdamW, a group for ``policy`` and one for ``critic``, each with its own learning rate.
+
+        Without a critic ``policy`` is the only group.
+        """
         policy = self.actor_critic.parameters_of("policy")
         taken = {id(p) for p in policy}
         critic = [p for p in self.actor_critic.parameters_of("critic") if id(p) not in taken]
-        groups = [
-            {"params": policy, "lr": self.config.ppo.lr, "name": "policy"},
-            {"params": critic, "lr": self.config.ppo.critic_lr, "name": "critic"},
-        ]
+        groups = [{"params": policy, "lr": self.config.ppo.lr, "name": "policy"}]
+        if self.actor_critic.has_critic:
+            groups.append({"params": critic, "lr": self.config.ppo.critic_lr, "name": "critic"})
         return torch.optim.AdamW(groups, weight_decay=0.0)
 
     # ---- one iteration ----------------------------------------------------------------------------
@@ -71,9 +77,10 @@ class PPO(Stage):
         stats = self._update(rollout, iteration, beta)
         clock["time/update_s"] = time.perf_counter() - updating
         self.rollout = rollout
-        self.metrics = rollout_metrics(rollout, beta=beta) | stats.metrics() | clock | {"ppo/beta": beta}
-        rates = [group["lr"] for group in self.optimizer().param_groups]
-        self.metrics |= {"ppo/lr": rates[0], "ppo/critic_lr": rates[1]}
+        self.metrics = rollout_metrics(rollout, beta=beta, critic=self.actor_critic.has_critic)
+        self.metrics |= stats.metrics() | clock | {"ppo/beta": beta}
+        keys = {"policy": "ppo/lr", "critic": "ppo/critic_lr"}
+        self.metrics |= {keys[group["name"]]: group["lr"] for group in self.optimizer().param_groups}
         self.beta.update(self.metrics["objective/kl"], responses=len(rollout))
         self.counters["iteration"] += 1
         self.counters["responses"] += len(rollout)
@@ -98,8 +105,10 @@ class PPO(Stage):
             responses=responses,
             scored=self.reward(prompts.texts, responses),
             config=self.config.ppo,
+            advantage=self.config.advantage,
             beta=beta,
             moments=self.moments,
+            baseline=self.baseline,
             progress=lambda done, total: self.progress("score", done, total),
         )
         return rollout, {"time/rollout_s": sampled - start, "time/score_s": time.perf_counter() - sampled}
@@ -128,23 +137,28 @@ class PPO(Stage):
         optimizer = self.optimizer()
         optimizer.zero_grad()
         critic_only = iteration < ppo.critic_warmup
-        tokens = int(rollout.response_mask[rows].sum())
-        common: dict[str, Any] = {"config": ppo, "denominator": tokens, "stats": stats}
+        mask = rollout.response_mask[rows]
+        limit = self.config.generation.max_new_tokens
+        divisor = policy_denominator(mask, average=ppo.loss_average, max_new_tokens=limit)
+        common: dict[str, Any] = {"config": ppo, "stats": stats}
+        of_policy = {"beta": beta, "denominator": divisor} | common
+        of_critic = {"denominator": int(mask.sum())} | common
         for batch in micro_batches(rollout, rows, ppo.micro_batch_size):
             batch = batch.to(model.device)
             if model.shared_critic:
                 with model.roles.use("policy"):
                     logprobs, entropy, values = model.policy_and_values(batch, head_only=critic_only)
-                    loss = value_terms(values, batch, **common)
+                    loss = value_terms(values, batch, **of_critic)
                     if not critic_only:
-                        loss = loss + policy_terms(logprobs, entropy, batch, beta=beta, **common)
+                        loss = loss + policy_terms(logprobs, entropy, batch, **of_policy)
                     self.manual_backward(loss)
                 continue
             if not critic_only:
                 with model.roles.use("policy"):
-                    self.manual_backward(policy_terms(*model.policy(batch), batch, beta=beta, **common))
-            with model.roles.use("critic"):
-                self.manual_backward(value_terms(model.values(batch), batch, **common))
+                    self.manual_backward(policy_terms(*model.policy(batch), batch, **of_policy))
+            if model.has_critic:
+                with model.roles.use("critic"):
+                    self.manual_backward(value_terms(model.values(batch), batch, **of_critic))
         moved = 0.0 if stats.step is None else float(stats.step.approx_kl)
         if ppo.target_kl is not None and moved > ppo.target_kl:
             optimizer.zero_grad()
@@ -173,9 +187,15 @@ class PPO(Stage):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
-        checkpoint["ppo"] = {"beta": self.beta.state_dict(), "moments": self.moments.state_dict()}
+        checkpoint["ppo"] = {
+            "beta": self.beta.state_dict(),
+            "moments": self.moments.state_dict(),
+            "baseline": self.baseline.state_dict(),
+        }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
         self.beta.load_state_dict(checkpoint["ppo"]["beta"])
         self.moments.load_state_dict(checkpoint["ppo"]["moments"])
+        if "baseline" in checkpoint["ppo"]:  # not in checkpoints from before there was one
+            self.baseline.load_state_dict(checkpoint["ppo"]["baseline"])

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlhf_lightning.advantages import RunningBaseline
 from rlhf_lightning.build import build_parts
-from rlhf_lightning.config.schema import PPOConfig
+from rlhf_lightning.config.schema import GAEConfig, PPOConfig
 from rlhf_lightning.functional.moments import RunningMoments
 from rlhf_lightning.models.actor_critic import ActorCritic
 from rlhf_lightning.rollout.collect import collect
@@ -146,7 +147,8 @@ def test_the_gradient_of_an_update_is_the_exact_gradient_of_the_objective(exact_
         batch = as_generation(exact_task, prompt, responses)
         rollout = collect(
             exact_task, batch, prompts=(prompt,) * len(names), responses=names, scored=Scores(rewards, {}),
-            config=config, beta=beta, moments=RunningMoments(),
+            config=config, advantage=GAEConfig(kind="gae"), beta=beta, moments=RunningMoments(),
+            baseline=RunningBaseline(),
         )  # fmt: skip
         assert rollout.values[:, 0].abs().min() > 1e-3
         weights = rollout.logprobs.sum(dim=1).exp()

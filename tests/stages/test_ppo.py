@@ -101,9 +101,9 @@ def test_gradients_are_clipped_by_norm():
 
 
 def test_a_gradient_that_is_not_finite_stops_the_run_before_the_step(make_run, monkeypatch):
-    from rlhf_lightning.stages import ppo
+    from rlhf_lightning.stages import base
 
-    monkeypatch.setattr(ppo, "_clip", lambda parameters, limit: math.nan)
+    monkeypatch.setattr(base, "_clip", lambda parameters, limit: math.nan)
     with pytest.raises(UserError, match="gradient of the policy is not finite in iteration 0"):
         make_run()
 
