@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rlhf_lightning.types import TokenPair
@@ -56,3 +57,39 @@ def judged_pair(
     cut = max(0, max(map(len, sides)) - max_length)
     tails = [tuple(side[shared:][-max_length:]) for side in sides]
     return TokenPair(tuple(sides[0][min(cut, shared) : shared]), tails[0], tails[1], margin)
+
+
+def answer_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str) -> list[int]:
+    """Ids of an answer as the model would write it behind a prompt of its own, an end token behind.
+
+    Prompt and answer are tokenised together where the seam falls between two tokens, as it does in running text;
+    apart elsewhere, for the prompt's ids are given.
+    """
+    options = {"add_special_tokens": False, "verbose": False}
+    before = list(tokenizer(prompt, **options).input_ids)
+    whole = list(tokenizer(prompt + answer, **options).input_ids)
+    together = whole[: len(before)] == before
+    ids = whole[len(before) :] if together else list(tokenizer(answer, **options).input_ids)
+    end = tokenizer.eos_token_id
+    return ids if end is None or ids[-1:] == [end] else [*ids, end]
+
+
+def answered_pair(
+    tokenizer: PreTrainedTokenizerBase,
+    prompt_ids: Sequence[int],
+    prompt: str,
+    chosen: str,
+    rejected: str,
+    *,
+    max_length: int,
+) -> TokenPair:
+    """A pair as DPO reads it: the prompt's own ids, and two answers that end.
+
+    Where prompt and longer answer have more than ``max_length`` tokens, the prompt loses its first ones down to
+    one, then the answers their last ones.
+    """
+    answers = [answer_ids(tokenizer, prompt, answer) for answer in (chosen, rejected)]
+    room = max(1, max_length - max(map(len, answers)))
+    kept = tuple(prompt_ids[-room:])
+    tails = [tuple(answer[: max_length - len(kept)]) for answer in answers]
+    return TokenPair(kept, tails[0], tails[1])

@@ -8,21 +8,9 @@ import torch
 from torch import Tensor
 
 from rlhf_lightning.functional.preference_losses import bradley_terry_loss
-from rlhf_lightning.models.forest import Segment
+from rlhf_lightning.stages.pairs import pair_places, pair_row, pair_size
 from rlhf_lightning.stages.supervised import Supervised, Terms
 from rlhf_lightning.types import TokenPair
-
-
-def pair_row(pair: TokenPair) -> list[Segment]:
-    """A pair as one row: the common beginning once, the two endings side by side and last."""
-    if not pair.prompt:
-        return [Segment(pair.chosen), Segment(pair.rejected)]
-    return [Segment(pair.prompt), Segment(pair.chosen, 0), Segment(pair.rejected, 0)]
-
-
-def pair_size(pair: TokenPair) -> int:
-    """Tokens of a pair, its common beginning counted once."""
-    return len(pair.prompt) + len(pair.chosen) + len(pair.rejected)
 
 
 class RewardModel(Supervised[TokenPair]):
@@ -49,20 +37,17 @@ class RewardModel(Supervised[TokenPair]):
 
     def loss(self, batch: Sequence[TokenPair], denominator: int) -> tuple[Tensor, Terms]:
         forest = self.actor_critic.plant([pair_row(pair) for pair in batch])
-        places = [row[-2] for row in forest.places] + [row[-1] for row in forest.places]
-        chosen, rejected = self.actor_critic.end_scores(forest, places).chunk(2)
+        chosen, rejected = self.actor_critic.end_scores(forest, pair_places(forest)).chunk(2)
         margin = torch.tensor([pair.margin for pair in batch], device=chosen.device)
         loss, _ = bradley_terry_loss(chosen, rejected, margin=margin, denominator=denominator)
-        each = torch.nn.functional.softplus(rejected - chosen + margin)
         lengths = [[len(pair.chosen), len(pair.rejected)] for pair in batch]
         long, short = torch.tensor(lengths, dtype=torch.float32).unbind(1)
-        terms = {"loss": each, "chosen": chosen, "rejected": rejected, "chosen_length": long}
+        terms = {"chosen": chosen, "rejected": rejected, "chosen_length": long}
         return loss, {name: x.detach() for name, x in terms.items()} | {"rejected_length": short}
 
     def figures(self, terms: Terms) -> dict[str, float]:
         chosen, rejected = terms["chosen"], terms["rejected"]
         return {
-            "loss": float(terms["loss"].mean()),
             "accuracy": float((chosen > rejected).float().mean()),
             "margin": float((chosen - rejected).mean()),
             "chosen_score": float(chosen.mean()),
@@ -70,7 +55,9 @@ class RewardModel(Supervised[TokenPair]):
         }
 
     def measure(self, examples: Sequence[TokenPair]) -> dict[str, float]:
-        terms = self.terms(examples)
+        loss, terms = self.look(examples)
         level = terms["chosen"].mean()
         self.actor_critic.heads["reward"].bias.data -= level.to(self.actor_critic.device)
-        return self.figures(terms | {name: terms[name] - level for name in ("chosen", "rejected")})
+        return {"loss": loss} | self.figures(
+            terms | {name: terms[name] - level for name in ("chosen", "rejected")}
+        )

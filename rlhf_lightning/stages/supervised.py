@@ -92,13 +92,14 @@ class Supervised(Stage, Generic[E]):
         iteration = self.counters["iteration"]
         found: dict[str, list[Tensor]] = defaultdict(list)
         norms: dict[str, float] = defaultdict(float)
+        total = 0.0
         self.actor_critic.train()
         for number, batch in enumerate(steps):
-            for name, values in self._step(batch, norms).items():
-                found[name].append(values)
+            total += self._step(batch, found, norms)
             self.progress("update", number + 1, len(steps))
         self.actor_critic.eval()
         figures = self.figures({name: torch.cat(values) for name, values in found.items()})
+        figures["loss"] = total / len(steps)
         self.metrics = {f"{self.name}/{key}": value for key, value in figures.items()}
         self.metrics |= {f"{self.name}/{name}_grad_norm": norm / len(steps) for name, norm in norms.items()}
         for group in self.optimizer().param_groups:
@@ -110,15 +111,16 @@ class Supervised(Stage, Generic[E]):
             self.metrics |= {f"eval/{key}": value for key, value in self.measure(self.held_out).items()}
             self.metrics["time/eval_s"] = time.perf_counter() - started - self.metrics["time/update_s"]
 
-    def _step(self, batch: list[E], norms: dict[str, float]) -> Terms:
-        found: dict[str, list[Tensor]] = defaultdict(list)
-        denominator = self.items(batch)
+    def _step(self, batch: list[E], found: dict[str, list[Tensor]], norms: dict[str, float]) -> float:
+        """One optimizer step; its loss. Figures of its items go to ``found``, gradient norms to ``norms``."""
+        total, denominator = 0.0, self.items(batch)
         options, step = self.options, self.counters["optimizer_steps"]
         if self.config.model.lora.dropout:  # counted, so that a resumed run drops what the unbroken one did
             torch.manual_seed(counted_seed(self.config.seed, "dropout", step))
-        for piece in self._micro_batches(batch):
+        for piece in self.micro_batches(batch):
             loss, terms = self.loss(piece, denominator)
             self.manual_backward(loss)
+            total += float(loss)
             for name, values in terms.items():
                 found[name].append(values.cpu())
         self.set_rates(
@@ -132,9 +134,9 @@ class Supervised(Stage, Generic[E]):
             norms[name] += norm
         self.counters["responses"] += len(batch)
         self.counters["tokens"] += sum(map(self.size, batch))
-        return {name: torch.cat(values) for name, values in found.items()}
+        return total
 
-    def _micro_batches(self, batch: Sequence[E]) -> Iterator[list[E]]:
+    def micro_batches(self, batch: Sequence[E]) -> Iterator[list[E]]:
         """Like lengths together; order and cut change no gradient."""
         ordered = sorted(batch, key=self.size)
         size = self.options.micro_batch_size
@@ -147,20 +149,23 @@ class Supervised(Stage, Generic[E]):
     # ---- held-out rows ----------------------------------------------------------------------------
 
     @torch.no_grad()
-    def terms(self, examples: Sequence[E], phase: str = "eval") -> Terms:
-        """The figures of every item of these examples, sorted by the examples' length."""
+    def look(self, examples: Sequence[E]) -> tuple[float, Terms]:
+        """The mean loss of these examples, and the figures of each item, sorted by the examples' length."""
         found: dict[str, list[Tensor]] = defaultdict(list)
-        done = 0
-        for piece in self._micro_batches(examples):
-            for name, values in self.loss(piece, self.items(piece))[1].items():
+        total, done, items = 0.0, 0, self.items(examples)
+        for piece in self.micro_batches(examples):
+            loss, terms = self.loss(piece, items)
+            total += float(loss)
+            for name, values in terms.items():
                 found[name].append(values.cpu())
             done += len(piece)
-            self.progress(phase, done, len(examples))
-        return {name: torch.cat(values) for name, values in found.items()}
+            self.progress("eval", done, len(examples))
+        return total, {name: torch.cat(values) for name, values in found.items()}
 
     def measure(self, examples: Sequence[E]) -> dict[str, float]:
         """Figures of held-out examples under their short names."""
-        return self.figures(self.terms(examples))
+        loss, terms = self.look(examples)
+        return {"loss": loss} | self.figures(terms)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
