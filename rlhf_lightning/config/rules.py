@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from rlhf_lightning.config.describe import nearest, show
-from rlhf_lightning.config.schema import Config, LearnedRewardConfig, TrainingConfig
+from rlhf_lightning.config.schema import Config, HTTPRewardConfig, LearnedRewardConfig, TrainingConfig
 
 ROLLING = ("ppo", "pipeline")  # stages with a rollout
 METRIC_FAMILIES = (
@@ -163,6 +163,30 @@ def schedule(c: Config) -> Iterator[Fault]:
         )
 
 
+def groups_have_others(c: Config) -> Iterator[Fault]:
+    """A prompt's other answers are the baseline: there have to be some."""
+    kind, samples = c.advantage.kind, c.ppo.samples_per_prompt
+    if c.stage.name in ROLLING and kind in ("rloo", "grpo") and samples < 2:
+        yield Fault(
+            ("advantage.kind", "ppo.samples_per_prompt"),
+            f"advantage.kind={kind} needs ppo.samples_per_prompt of at least 2, not {samples}: "
+            "it compares the answers to one prompt with each other",
+        )
+
+
+def critic_is_there(c: Config) -> Iterator[Fault]:
+    """What asks a critic to act cannot do without one."""
+    if c.stage.name not in ROLLING or c.has_critic:
+        return
+    for name in ("critic_warmup", "bootstrap_truncated"):
+        if value := getattr(c.ppo, name):
+            yield Fault(
+                (f"ppo.{name}", "advantage.kind"),
+                f"ppo.{name}={show(value)} needs a critic, and advantage.kind={c.advantage.kind} has none: "
+                "take advantage=gae",
+            )
+
+
 def arithmetic(c: Config) -> Iterator[Fault]:
     m, device = c.model, c.trainer.accelerator
     if m.dtype == "float16" and device == "cpu":
@@ -190,6 +214,12 @@ def reward_fits_model(c: Config) -> Iterator[Fault]:
             )
 
 
+def reward_address(c: Config) -> Iterator[Fault]:
+    for key, reward in c.single_rewards.items():
+        if isinstance(reward, HTTPRewardConfig) and reward.url_fault is not None:
+            yield Fault((f"{key}.url",), f"{key}.url {reward.url_fault}")
+
+
 def sweep_objective(c: Config) -> Iterator[Fault]:
     family, slash, name = c.target[0].partition("/")
     if family not in METRIC_FAMILIES or not slash or not name:
@@ -212,7 +242,10 @@ RULES: tuple[Callable[[Config], Iterator[Fault]], ...] = (
     controller,
     leash,
     schedule,
+    groups_have_others,
+    critic_is_there,
     arithmetic,
     reward_fits_model,
+    reward_address,
     sweep_objective,
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from typing import Annotated, Any, Literal, get_args
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -31,6 +32,7 @@ class Section(BaseModel):
         return values
 
 
+LossAverage = Literal["token", "response", "constant"]
 StageName = Literal["sft", "reward", "ppo", "dpo", "evaluate", "pipeline"]
 
 
@@ -56,6 +58,14 @@ class PPOConfig(Section):
     dual_clip: float | None = Field(
         None, gt=1, description="bound of the ratio times a negative advantage, c > 1"
     )
+    ratio: Literal["token", "sequence"] = Field(
+        "token", description="each token's own ratio, or its response's geometric mean (GSPO; clip far lower)"
+    )
+    loss_average: LossAverage = Field(
+        "token",
+        description="the policy's loss: mean over tokens, over each response and then over responses (GRPO), "
+        "or sum over responses times max_new_tokens (Dr. GRPO)",
+    )
     beta: float = Field(0.05, ge=0, description="weight of the KL to the reference, per nat")
     kl_estimator: Literal["k1", "k2", "k3"] = Field("k1", description="estimator of the KL, per token")
     kl_in: Literal["reward", "loss"] = Field("reward", description="where the KL acts")
@@ -66,10 +76,12 @@ class PPOConfig(Section):
     target_kl: float | None = Field(
         None, gt=0, description="approx_kl, nats a token, that ends the epochs early"
     )
-    gamma: float = Field(1.0, ge=0, le=1, description="discount a token")
+    gamma: float = Field(1.0, ge=0, le=1, description="discount a token (gae and reinforce_plus_plus)")
     lam: float = Field(0.95, ge=0, le=1, description="lambda of GAE")
     whiten_advantages: bool = Field(
-        True, description="mean 0 and deviation 1 over the iteration's valid tokens"
+        True,
+        description="mean 0 and deviation 1 over the iteration's valid tokens; of gae alone, for the others "
+        "bring their own scale",
     )
     vf_coef: float = Field(0.1, ge=0, description="weight of the value loss")
     clip_value: float | None = Field(0.2, gt=0, description="values move at most this far from the rollout's")
@@ -234,7 +246,7 @@ class ModelConfig(Section):
     trust_remote_code: bool = Field(False, description="run Python code that comes with the model")
     lora: LoRAConfig = Field(LoRAConfig(), description="shape of the adapters")
     critic: Literal["adapter", "shared"] = Field(
-        "adapter", description="the critic's own adapter, or the policy's"
+        "adapter", description="the critic's own adapter, or the policy's; unused where advantage has none"
     )
     adapter: str | None = Field(None, description="run, or folder or hub id of an adapter, to start from")
     gradient_checkpointing: bool = Field(False, description="trade time for memory in the update")
@@ -322,11 +334,28 @@ class HTTPRewardConfig(Section):
     """A server that scores: prompts and responses out as JSON, scores back; see docs/remote_rewards.md."""
 
     kind: Literal["http"] = Field(description="a server that scores")
-    url: str = Field(pattern=r"^https?://\S+$", description="where batches are posted")
+    url: str = Field(pattern=r"^https?://\S+$", description="http://HOST:PORT/PATH, where batches are posted")
     batch_size: int = Field(64, ge=1, description="answers in one request")
     timeout_s: float = Field(60.0, gt=0, description="seconds for one request")
     retries: int = Field(4, ge=0, description="further tries after a failure that may pass")
-    backoff_s: float = Field(1.0, ge=0, description="seconds before the first of them, doubled at each")
+    backoff_s: float = Field(
+        1.0, ge=0, description="seconds before the first of them, doubled at each up to a minute"
+    )
+
+    @property
+    def url_fault(self) -> str | None:
+        """What is wrong with the address, in words that do not repeat it; None: nothing."""
+        try:
+            parts = urlsplit(self.url)
+            port = parts.port
+        except ValueError as e:
+            return f"is no address ({e})"
+        if "@" in parts.netloc:
+            return (
+                "must not hold user:password, since the run folder keeps every setting in plain text: "
+                "leave the login out, and give a token in the environment, RLHF_REWARD_TOKEN"
+            )
+        return None if parts.hostname and port != 0 else "names no host"
 
 
 class RegexRewardConfig(Section):
