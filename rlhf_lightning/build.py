@@ -13,15 +13,18 @@ from lightning.pytorch import Trainer, seed_everything
 from rlhf_lightning.callbacks import build_callbacks
 from rlhf_lightning.config.schema import Config, LearnedRewardConfig, TrainingConfig
 from rlhf_lightning.data.datamodule import PromptDataModule
-from rlhf_lightning.data.encoding import judged_pair
+from rlhf_lightning.data.encoding import answered_pair, judged_pair
 from rlhf_lightning.data.examples import ExampleDataModule, total_steps
 from rlhf_lightning.data.preferences import load_split
+from rlhf_lightning.data.prompts import encode_prompts
+from rlhf_lightning.data.rendering import PromptText
 from rlhf_lightning.errors import UserError
 from rlhf_lightning.models.actor_critic import ActorCritic
 from rlhf_lightning.models.backbone import Backbone, load_backbone
-from rlhf_lightning.models.cast import ppo_cast, reward_cast
+from rlhf_lightning.models.cast import dpo_cast, ppo_cast, reward_cast
 from rlhf_lightning.rewards.build import build_reward
 from rlhf_lightning.stages.base import Stage
+from rlhf_lightning.stages.dpo import DPO
 from rlhf_lightning.stages.ppo import PPO
 from rlhf_lightning.stages.reward import RewardModel
 from rlhf_lightning.tracking import build_loggers
@@ -41,7 +44,7 @@ def build_parts(config: Config) -> Parts:
     The seed is set first: fresh adapters and heads are the same on every rank and in every process.
     """
     seed_everything(config.seed, verbose=False)
-    builders = {"ppo": _ppo, "reward": _reward_model}
+    builders = {"ppo": _ppo, "reward": _reward_model, "dpo": _dpo}
     return builders[config.stage.name](config, load_backbone(config.model, device=pick_device(config)))
 
 
@@ -78,6 +81,24 @@ def _reward_model(config: Config, backbone: Backbone) -> Parts:
     module = RewardModel(
         actor_critic, config, options, steps=total_steps(len(train), options), held_out=held_out
     )
+    return Parts(module, _examples(train, held_out, options, config))
+
+
+def _dpo(config: Config, backbone: Backbone) -> Parts:
+    options, tokenizer = config.dpo, backbone.tokenizer
+    length = min(options.max_length, backbone.context_length)
+    sides = []
+    for pairs in load_split(config.data):
+        prompts = encode_prompts([PromptText("", pair.prompt) for pair in pairs], tokenizer)
+        sides.append(
+            [
+                answered_pair(tokenizer, ids, p.prompt, p.chosen, p.rejected, max_length=length)
+                for ids, p in zip(prompts, pairs, strict=True)
+            ]
+        )
+    train, held_out = sides
+    actor_critic = ActorCritic(backbone, config.model, cast=dpo_cast(config.model), temperature=1.0)
+    module = DPO(actor_critic, config, options, steps=total_steps(len(train), options), held_out=held_out)
     return Parts(module, _examples(train, held_out, options, config))
 
 

@@ -62,8 +62,8 @@ def judged_pair(
 def answer_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str) -> list[int]:
     """Ids of an answer as the model would write it behind a prompt of its own, an end token behind.
 
-    Prompt and answer are tokenised together where the seam falls between two tokens, as it does in running text;
-    apart elsewhere, for the prompt's ids are given.
+    Prompt and answer are tokenised together where the seam falls between two tokens, as it does in running
+    text; apart elsewhere, for the prompt's ids are given.
     """
     options = {"add_special_tokens": False, "verbose": False}
     before = list(tokenizer(prompt, **options).input_ids)
@@ -85,8 +85,8 @@ def answered_pair(
 ) -> TokenPair:
     """A pair as DPO reads it: the prompt's own ids, and two answers that end.
 
-    Where prompt and longer answer have more than ``max_length`` tokens, the prompt loses its first ones down to
-    one, then the answers their last ones.
+    Where prompt and longer answer have more than ``max_length`` tokens, the prompt loses its first ones down
+    to one, then the answers their last ones.
     """
     answers = [answer_ids(tokenizer, prompt, answer) for answer in (chosen, rejected)]
     room = max(1, max_length - max(map(len, answers)))

@@ -73,7 +73,7 @@ def load_prompts(config: DataConfig, tokenizer: Any, *, room: int) -> PromptSet:
     path = str(tiny_path("prompts.jsonl")) if config.path == "tiny" else config.path
     source = read_rows(path, form=config.format, split=config.split, limit=config.limit)
     texts = render_rows(source, config, tokenizer)
-    encoded = _encode(texts, tokenizer)
+    encoded = encode_prompts(texts, tokenizer)
     bos = tokenizer.bos_token_id
     limit = config.max_prompt_length
     shortest = min(map(len, encoded))
@@ -126,7 +126,7 @@ def _keep_end(ids: list[int], limit: int, bos: int | None) -> list[int]:
     return ids[-limit:]
 
 
-def _encode(texts: list[PromptText], tokenizer: Any) -> list[list[int]]:
+def encode_prompts(texts: list[PromptText], tokenizer: Any) -> list[list[int]]:
     """Token ids with at most one leading BOS: the template's where there is a template, or the tokenizer's.
 
     The tokenizer never adds specials itself: after a template it would add a second BOS, and it might close
