@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rlhf_lightning.advantages.reinforce import RunningBaseline
+from rlhf_lightning.config.schema import ReinforceConfig
 from rlhf_lightning.data.datamodule import PromptDataModule
 from rlhf_lightning.data.padding import left_pad
 from rlhf_lightning.doctor.fingerprint import fingerprint
@@ -123,6 +124,8 @@ class Exam(Opened):
     def collect(self, generation: Generation) -> Rollout:
         """Experience under stand-in scores, -1 .. 1 in no order: the reward has checks of its own."""
         generator = torch.Generator().manual_seed(counted_seed(self.config.seed, "doctor", "scores"))
+        # These answers are to different prompts: without a critic their mean is the baseline, not a group's.
+        mean = ReinforceConfig(kind="reinforce", decay=0.0)
         scores = torch.linspace(-1, 1, len(generation))[torch.randperm(len(generation), generator=generator)]
         return collect(
             self.model,
@@ -131,7 +134,7 @@ class Exam(Opened):
             responses=texts(generation, self.model.backbone.tokenizer),
             scored=Scores(scores, {}),
             config=self.config.ppo,
-            advantage=self.config.advantage,
+            advantage=self.config.advantage if self.config.has_critic else mean,
             beta=self.module.beta.beta,
             moments=RunningMoments(),
             baseline=RunningBaseline(),

@@ -34,14 +34,16 @@ def dropouts_are_off(exam: Exam) -> Finding:
             found.append(f"{name}.attention_dropout {rate:g}")
     exam.model.train()
     with torch.no_grad():
-        one, two = (
-            torch.cat([exam.model.policy(exam.made_up)[0], exam.model.values(exam.made_up)], 1)
-            for _ in range(2)
-        )
+        one, two = (torch.cat(_outputs(exam), 1) for _ in range(2))
     exam.model.eval()
     moved = float((one - two).abs().max())
     text = f"{len(found)} above 0" + (f" (first {found[0]})" if found else "")
     return Finding(not found and moved == 0.0, f"{text}; two passes in train mode differ by {moved:.1e}")
+
+
+def _outputs(exam: Exam) -> list[torch.Tensor]:
+    logprobs = exam.model.policy(exam.made_up)[0]
+    return [logprobs, exam.model.values(exam.made_up)] if exam.model.has_critic else [logprobs]
 
 
 PROOFS = (

@@ -33,9 +33,10 @@ def adapters_and_heads_learn(exam: Exam) -> Finding:
     text = "; ".join(f"{len(names)} {what} ({min(names)})" for what, names in faults.items() if names)
     if not text:
         policy = sum(exam.own_role(name) == "policy" for name in own)
-        text = f"{policy} policy + {len(own) - policy} critic tensors"
+        text = f"{policy} policy"
+        text += f" + {len(own) - policy} critic tensors" if exam.model.has_critic else " tensors, no critic,"
         text += " reached (fresh LoRA: A from the second step on)" if start < reached else ", all reached"
-        text += "" if ppo.vf_coef > 0 else ", critic left out by ppo.vf_coef=0"
+        text += "" if ppo.vf_coef > 0 or not exam.model.has_critic else ", critic left out by ppo.vf_coef=0"
     return Finding(bool(own) and not any(faults.values()), text)
 
 
@@ -43,6 +44,7 @@ def losses_stay_apart(exam: Exam) -> Finding:
     """Advantages 0: the policy gets exactly nothing. Value loss 0: the critic gets exactly nothing.
 
     With ``model.critic=shared`` the trunk learns from both by design, and only the head is the critic's own.
+    Where there is no critic, the first half is left.
     """
     rollout, shared = exam.rollout, exam.model.shared_critic
     flat = replace(rollout, advantages=torch.zeros_like(rollout.advantages))
@@ -51,6 +53,9 @@ def losses_stay_apart(exam: Exam) -> Finding:
         values = _norms(exam, exam.step(flat, lr=0.0, vf_coef=1.0, **plain).gradients)
     with exam.undone():
         policy = _norms(exam, exam.step(rollout, lr=0.0, vf_coef=0.0, **plain).gradients)
+    if not exam.model.has_critic:
+        passed = values["policy"] == 0.0 < policy["policy"]
+        return Finding(passed, f"advantages of 0 give the policy {values['policy']:.1e}; there is no critic")
     leaks = [policy["critic"]] if shared else [values["policy"], policy["critic"]]
     passed = not any(leaks) and values["critic"] > 0 and policy["policy"] > 0
     trunk = (

@@ -116,7 +116,8 @@ class Opened:
 
     def own_names(self) -> set[str]:
         """Names of what should train, told by adapter and head and not by ``requires_grad``."""
-        adapters = {self.model.roles.adapter("policy"), self.model.roles.adapter("critic")}
+        roles = self.model.roles
+        adapters = {roles.adapter(role) for role in ("policy", "critic") if role in roles}
         found = set()
         for name, _ in self.module.named_parameters():
             lora = ".lora_" in name and any(f".{adapter}." in name for adapter in adapters)

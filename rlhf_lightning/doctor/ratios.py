@@ -55,13 +55,17 @@ def numbers_are_float32(exam: Exam) -> Finding:
             "log-probabilities": logprobs,
             "reference": exam.model.reference(exam.made_up),
             "entropies": entropy,
-            "values": exam.model.values(exam.made_up),
         }
+        if exam.model.has_critic:
+            found["values"] = exam.model.values(exam.made_up)
     coarse = [
         name for name, x in found.items() if x.dtype != torch.float32 or torch.equal(x, x.bfloat16().float())
     ]
     return Finding(
-        not coarse, f"rounded: {', '.join(coarse)}" if coarse else "4 of 4 outputs use all of float32"
+        not coarse,
+        f"rounded: {', '.join(coarse)}"
+        if coarse
+        else f"{len(found)} of {len(found)} outputs use all of float32",
     )
 
 

@@ -30,8 +30,9 @@ def padding_changes_nothing(exam: Exam) -> Finding:
     read: dict[str, Callable[[Generation], Tensor]] = {
         "policy": lambda g: model.policy(g)[0],
         "reference": model.reference,
-        "values": lambda g: model.values(g)[:, :-1],
     }
+    if model.has_critic:
+        read["values"] = lambda g: model.values(g)[:, :-1]
     figures = dict.fromkeys(read, 0.0)
     with torch.no_grad():
         for row in _spread(exam):
@@ -91,15 +92,21 @@ def temperature_reaches_scoring(exam: Exam) -> Finding:
 
 
 def time_axis(exam: Exam) -> Finding:
-    """Another a_t moves log pi(a_t | s_t) and V(s_{t+1}), and neither V(s_t) nor anything before it."""
+    """Another a_t moves log pi(a_t | s_t) and V(s_{t+1}), and neither V(s_t) nor anything before it.
+
+    Without a critic there are log-probabilities alone.
+    """
     batch, model, t = exam.made_up, exam.model, 2
     other = batch.response_ids.clone()
     other[:, t] = (other[:, t] + 1) % len(model.backbone.tokenizer)
+    pair = (batch, replace(batch, response_ids=other))
     with torch.no_grad():
-        read = [(model.policy(b)[0], model.values(b)) for b in (batch, replace(batch, response_ids=other))]
-    logprobs, values = ((one - two).abs() for one, two in zip(*read, strict=True))
-    early = max(float(logprobs[:, :t].max()), float(values[:, : t + 1].max()))
-    late = min(float(logprobs[:, t].min()), float(values[:, t + 1].max()))
+        logprobs = torch.stack([model.policy(b)[0] for b in pair]).diff(dim=0).abs()[0]
+        early, late = float(logprobs[:, :t].max()), float(logprobs[:, t].min())
+        if model.has_critic:
+            values = torch.stack([model.values(b) for b in pair]).diff(dim=0).abs()[0]
+            early = max(early, float(values[:, : t + 1].max()))
+            late = min(late, float(values[:, t + 1].max()))
     return Finding(
         early <= exam.tolerance.same < late, f"before a_t: moved {early:.1e}; at and after: {late:.1e}"
     )
