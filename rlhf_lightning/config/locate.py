@@ -187,6 +187,8 @@ def _holds_other(run: Path, settings: dict[str, Any], stage: str, key: str, want
 
 def _adapter(folder: Path, at: str, key: str, want: Want) -> Found:
     base = _json(folder / ADAPTER, at).get("base_model_name_or_path")
+    if base and (folder / str(base)).is_dir():  # as it may be written: relative to the adapter
+        base = (folder / str(base)).resolve()
     if want == "model":
         on = f"model.path={base} " if base else ""
         raise UserError(f"{at} is an adapter, not a whole model: use {on}model.adapter={folder}")

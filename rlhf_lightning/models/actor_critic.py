@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -13,11 +14,12 @@ from transformers import Cache
 
 from rlhf_lightning.config.schema import ModelConfig
 from rlhf_lightning.functional.logprobs import chunked_token_logprobs, position_ids
-from rlhf_lightning.models.adapters import HEAD_FILES, add_adapters, add_score_head
+from rlhf_lightning.models.adapters import HEAD_FILES, add_adapters, add_score_head, name_base
 from rlhf_lightning.models.backbone import Backbone, cache_keyword
 from rlhf_lightning.models.cast import Cast
 from rlhf_lightning.models.forest import Forest, Place, Segment, plant, predictors
 from rlhf_lightning.models.heads import ScalarHead
+from rlhf_lightning.models.identity import Identity, identify
 from rlhf_lightning.models.output import head_logits, logit_scale, soft_cap
 from rlhf_lightning.models.roles import Role, Roles
 from rlhf_lightning.types import Generation, Minibatch
@@ -51,6 +53,7 @@ class ActorCritic(nn.Module):
     def __init__(self, backbone: Backbone, config: ModelConfig, *, cast: Cast, temperature: float) -> None:
         super().__init__()
         self.backbone = backbone
+        self._path = config.path
         self.temperature = temperature
         critic, reward = cast.get("critic"), cast.get("reward")
         self.shared_critic = critic is not None and critic.adapter == cast["policy"].adapter
@@ -68,6 +71,10 @@ class ActorCritic(nn.Module):
         self._cache_keyword = cache_keyword(self.trunk)
         if config.gradient_checkpointing:
             backbone.model.gradient_checkpointing_enable({"use_reentrant": False})
+
+    @cached_property
+    def _identity(self) -> Identity:
+        return identify(self.backbone, self._path)
 
     @property
     def trunk(self) -> nn.Module:
@@ -229,10 +236,14 @@ class ActorCritic(nn.Module):
     # ---- saving -----------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> None:
-        """The adapters that train, one folder a role in PEFT's format, with its scalar head beside it."""
+        """The adapters that train, one folder a role in PEFT's format, with its scalar head and the
+        backbone's identity beside it."""
         learning = [role for role in self.roles if self.parameters_of(role)]
         own = {role: name for role in learning if (name := self.roles.adapter(role)) == role}
+        name_base(self.model, self._path)
         self.model.save_pretrained(str(folder), selected_adapters=list(own.values()))
+        for role in own:
+            self._identity.save(folder / role)
         for role, head in self.heads.items():
             if role in learning:
                 (folder / role).mkdir(exist_ok=True)

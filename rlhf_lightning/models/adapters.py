@@ -5,19 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import snapshot_download
 from peft import LoraConfig, PeftConfig, PeftModel, load_peft_weights, set_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
 
 from rlhf_lightning.assets import tiny_path
+from rlhf_lightning.config.locate import SCORE_HEAD, VALUE_HEAD, Want, locate, refuse_another_shape
 from rlhf_lightning.config.schema import ModelConfig
 from rlhf_lightning.errors import UserError
+from rlhf_lightning.models import identity
 from rlhf_lightning.models.backbone import Backbone, silence_dropout
 from rlhf_lightning.models.cast import Cast, Part
 from rlhf_lightning.models.heads import ScalarHead
 from rlhf_lightning.models.roles import Role
 
-SCORE_HEAD = "score_head.safetensors"
-HEAD_FILES: dict[Role, str] = {"critic": "value_head.safetensors", "reward": SCORE_HEAD}
+HEAD_FILES: dict[Role, str] = {"critic": VALUE_HEAD, "reward": SCORE_HEAD}
+_ON_THE_HUB = ("adapter_config.json", "adapter_model.*", SCORE_HEAD, identity.FILE)
 
 
 def add_adapters(
@@ -33,6 +36,7 @@ def add_adapters(
     Raises:
         UserError: a folder holds no adapter, or one that does not fit this backbone.
     """
+    folders = _folders(backbone, config, cast)
     fresh = LoraConfig(
         r=config.lora.r,
         lora_alpha=config.lora.alpha,  # type: ignore[arg-type]  # a factor; PEFT's annotation says int
@@ -43,11 +47,11 @@ def add_adapters(
     model: PeftModel | None = None
     placed: set[str] = set()
     try:
-        for part in cast.values():
+        for role, part in cast.items():
             if part.adapter is None or part.adapter in placed:
                 continue
             placed.add(part.adapter)
-            own = fresh if part.start is None else _config_of(part.start, part.key)
+            own = fresh if role not in folders else _config_of(folders[role], part)
             if model is None:
                 model = PeftModel(backbone.model, own, adapter_name=part.adapter)
             else:
@@ -58,9 +62,9 @@ def add_adapters(
         ) from error
     if model is None:
         raise ValueError("no role has an adapter")
-    for part in {part.adapter: part for part in reversed(cast.values())}.values():
-        if part.adapter is not None and part.start is not None:
-            _fill(model, part.adapter, part.start, key=part.key)
+    for role in {part.adapter: role for role, part in reversed(cast.items())}.values():
+        if role in folders:
+            _fill(model, cast[role], folders[role])
     _refuse_a_head_of_its_own(model, config)
     learning = {part.adapter for part in cast.values() if part.trains}
     if config.lora.dropout == 0:
@@ -78,31 +82,59 @@ def add_score_head(backbone: Backbone, part: Part | None) -> ScalarHead | None:
     if part.trains:
         return head
     assert part.start is not None
-    folder = _folder(part.start)
-    if not (folder / SCORE_HEAD).exists():
-        raise UserError(
-            f"{part.key}={part.start!r} holds an adapter but no {SCORE_HEAD}: it is not a reward model"
-        )
-    head.load(folder / SCORE_HEAD)
+    head.load(find_adapter(part.start, key=part.key, want="reward") / SCORE_HEAD)
     return head.requires_grad_(False)
 
 
-def _folder(path: str) -> Path:
-    return tiny_path("reward") if path == "tiny" else Path(path).expanduser()
+def find_adapter(path: str, *, key: str, want: Want) -> Path:
+    """The folder of the adapter that ``path`` leads to; what lies on the hub is fetched first.
 
+    Args:
+        path, key, want: as ``locate`` takes them.
 
-def _config_of(path: str, key: str) -> PeftConfig:
-    folder = _folder(path)
-    if not (folder / "adapter_config.json").exists():
+    Raises:
+        UserError: there is no such adapter.
+    """
+    found = locate(path, key=key, want=want)
+    if found.kind != "hub":
+        return Path(found.folder)
+    try:
+        folder = snapshot_download(path, allow_patterns=list(_ON_THE_HUB))
+    except (OSError, ValueError) as error:
         raise UserError(
-            f"{key}={path!r} must be a folder with adapter_config.json (PEFT's format), and has none"
-        )
+            f"{key}={path}: there is no such folder, and the hub cannot be reached or does not hand it out"
+        ) from error
+    if not (Path(folder) / "adapter_config.json").is_file():
+        raise UserError(f"{key}={path} on the hub holds no adapter: there is no adapter_config.json in it")
+    return Path(locate(folder, key=key, want=want).folder)
+
+
+def _folders(backbone: Backbone, config: ModelConfig, cast: Cast) -> dict[Role, Path]:
+    """Folder of the adapter that each role starts from, where it is not fresh; all fit the backbone."""
+    folders: dict[Role, Path] = {}
+    own: identity.Identity | None = None
+    for role, part in cast.items():
+        if part.adapter is None or part.start is None:
+            continue
+        # A frozen reward and the critic that starts from it need the head; one that trains brings its own.
+        judges = (role == "critic" and part.adapter == role) or (role == "reward" and not part.trains)
+        want: Want = "reward" if judges else "policy"
+        at = f"{part.key}={part.start}"
+        folders[role] = folder = find_adapter(part.start, key=part.key, want=want)
+        refuse_another_shape(locate(str(folder), key=part.key, want=want), config.path, at=at)
+        if (folder / identity.FILE).is_file():
+            own = own or identity.identify(backbone, config.path)
+            identity.compare(folder, own, at=at)
+    return folders
+
+
+def _config_of(folder: Path, part: Part) -> PeftConfig:
     config = PeftConfig.from_pretrained(str(folder))
     config.inference_mode = False
     if found := _more_than_low_rank(config):
         raise UserError(
-            f"{key}={path!r} does more than add low-rank terms ({found}): it would change the backbone that "
-            "all roles share; train a LoRA adapter without that"
+            f"{part.key}={part.start!r} does more than add low-rank terms ({found}): it would change the "
+            "backbone that all roles share; train a LoRA adapter without that"
         )
     return config
 
@@ -128,10 +160,12 @@ def _refuse_a_head_of_its_own(model: PeftModel, config: ModelConfig) -> None:
         raise UserError(f"{where} names the language-model head, which stays as it is: leave it out")
 
 
-def _fill(model: PeftModel, adapter: str, path: str, *, key: str) -> None:
-    """Copy a saved adapter's tensors into ``adapter``; every one has to fit."""
+def _fill(model: PeftModel, part: Part, folder: Path) -> None:
+    """Copy a saved adapter's tensors into the part's; every one has to fit."""
+    adapter, key, path = part.adapter, part.key, part.start
+    assert adapter is not None
     try:
-        tensors = load_peft_weights(str(_folder(path)))
+        tensors = load_peft_weights(str(folder))
         result: Any = set_peft_model_state_dict(model, tensors, adapter_name=adapter)
     except RuntimeError as error:
         first = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
@@ -142,3 +176,10 @@ def _fill(model: PeftModel, adapter: str, path: str, *, key: str) -> None:
             f"{key}={path!r} does not fit this backbone: {len(missing)} tensors missing, "
             f"{len(result.unexpected_keys)} left over (first: {(missing + result.unexpected_keys)[0]})"
         )
+
+
+def name_base(model: PeftModel, path: str) -> None:
+    """Write into every adapter's config which model it sits on: a copy of another would name that one's."""
+    base = str(tiny_path("model")) if path == "tiny" else path
+    for config in model.peft_config.values():
+        config.base_model_name_or_path = base
