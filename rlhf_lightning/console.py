@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from rlhf_lightning.config.locate import locate, named_paths
 from rlhf_lightning.config.schema import Config
 
 if TYPE_CHECKING:  # the console starts before torch is loaded
@@ -79,6 +80,7 @@ def print_plan(console: Console, config: Config, *, roles: Sequence[RoleWeight],
     for name, text in (
         ("stage", config.stage.name),
         ("model", f"{model.name} ({model.path}), {storage}"),
+        *_found_lines(config),
         ("data", data),
         *_stage_lines(config),
     ):
@@ -98,6 +100,13 @@ def print_plan(console: Console, config: Config, *, roles: Sequence[RoleWeight],
     console.print()
     console.print(table)
     console.print()
+
+
+def _found_lines(config: Config) -> list[tuple[str, str]]:
+    """What the paths of the config lead to, one a line; what is embedded needs no telling."""
+    found = [locate(path, key=key, want=want) for key, path, want in named_paths(config)]
+    texts = [one.text for one in found if one.kind != "tiny"]
+    return [("found" if text == texts[0] else "", text) for text in texts]
 
 
 def _stage_lines(config: Config) -> list[tuple[str, str]]:

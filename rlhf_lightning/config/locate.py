@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +17,7 @@ import yaml
 
 from rlhf_lightning.assets import tiny_path
 from rlhf_lightning.config.resume import RESOLVED
+from rlhf_lightning.config.schema import Config, LearnedRewardConfig
 from rlhf_lightning.errors import UserError
 
 Want = Literal["policy", "reward", "model"]
@@ -74,6 +76,25 @@ def locate(path: str, *, key: str, want: Want) -> Found:
         return _model(place, at, key, want)
     looked = f"{RESOLVED} (a run), {ADAPTER} (PEFT's format), config.json (a model in Transformers' format)"
     raise UserError(f"{at} is a folder with none of {looked}{_nearby(place)}")
+
+
+def named_paths(c: Config) -> Iterator[tuple[str, str, Want]]:
+    """(key, path, what is wanted there) of every model and adapter that a config names and uses.
+
+    A ``model.path`` that is not there is left out: it may be on the hub, and loading tells.
+    """
+    if c.model.path == "tiny" or Path(c.model.path).expanduser().exists():
+        yield "model.path", c.model.path, "model"
+    if c.model.adapter is not None:
+        yield "model.adapter", c.model.adapter, "policy"
+    if c.stage.name in ("ppo", "evaluate"):
+        for key, reward in c.single_rewards.items():
+            if isinstance(reward, LearnedRewardConfig):
+                yield f"{key}.path", reward.path, "reward"
+    if c.stage.name == "evaluate":
+        for key, path in (("run", c.run), ("evaluate.against", c.evaluate.against)):
+            if path is not None:
+                yield key, path, "policy"
 
 
 _NAMES: dict[Want, str] = {

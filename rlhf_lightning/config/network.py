@@ -25,7 +25,8 @@ def stay_local_without_network(config: Config) -> None:
 def names_hub(config: Config) -> bool:
     """Whether some path of the config is neither embedded nor on this disk."""
     rewards = (getattr(reward, "path", "tiny") for reward in config.single_rewards.values())
-    paths = [config.model.path, config.data.path, *rewards]
+    others = (config.model.adapter, config.data.held_out, config.evaluate.against)
+    paths = [config.model.path, config.data.path, *rewards, *(path or "tiny" for path in others)]
     return any(path != "tiny" and not Path(path).expanduser().exists() for path in paths)
 
 

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from rlhf_lightning.config.describe import nearest, show
+from rlhf_lightning.config.locate import locate, named_paths, refuse_another_shape
 from rlhf_lightning.config.schema import Config, HTTPRewardConfig, LearnedRewardConfig, TrainingConfig
+from rlhf_lightning.errors import UserError
 
 ROLLING = ("ppo", "pipeline")  # stages with a rollout
 METRIC_FAMILIES = (
@@ -220,6 +222,17 @@ def reward_address(c: Config) -> Iterator[Fault]:
             yield Fault((f"{key}.url",), f"{key}.url {reward.url_fault}")
 
 
+def paths_hold_what_is_wanted(c: Config) -> Iterator[Fault]:
+    """Runs, adapters and models are looked at before anything heavy is loaded."""
+    for key, path, want in named_paths(c):
+        try:
+            found = locate(path, key=key, want=want)
+            if want != "model":
+                refuse_another_shape(found, c.model.path, at=f"{key}={path}")
+        except UserError as error:
+            yield Fault((key,), str(error))
+
+
 def sweep_objective(c: Config) -> Iterator[Fault]:
     family, slash, name = c.target[0].partition("/")
     if family not in METRIC_FAMILIES or not slash or not name:
@@ -247,5 +260,6 @@ RULES: tuple[Callable[[Config], Iterator[Fault]], ...] = (
     arithmetic,
     reward_fits_model,
     reward_address,
+    paths_hold_what_is_wanted,
     sweep_objective,
 )
