@@ -120,7 +120,7 @@ class Supervised(Stage, Generic[E]):
         for piece in self.micro_batches(batch):
             loss, terms = self.loss(piece, denominator)
             self.manual_backward(loss)
-            total += float(loss)
+            total += float(loss.detach())
             for name, values in terms.items():
                 found[name].append(values.cpu())
         self.set_rates(
@@ -155,7 +155,7 @@ class Supervised(Stage, Generic[E]):
         total, done, items = 0.0, 0, self.items(examples)
         for piece in self.micro_batches(examples):
             loss, terms = self.loss(piece, items)
-            total += float(loss)
+            total += float(loss.detach())
             for name, values in terms.items():
                 found[name].append(values.cpu())
             done += len(piece)
