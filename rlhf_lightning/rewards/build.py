@@ -54,6 +54,10 @@ def build_reward(
             from rlhf_lightning.rewards.classifier import ClassifierReward
 
             return ClassifierReward(config, device=device, name=name)
+        case schema.HTTPRewardConfig():
+            from rlhf_lightning.rewards.http import HTTPReward
+
+            return HTTPReward(config, name=name)
         case schema.LearnedRewardConfig():
             from rlhf_lightning.rewards.learned import LearnedReward
 

@@ -1,0 +1,1 @@
+"""A reward model behind HTTP: ``python -m rlhf_lightning.serve_reward RUN``; docs/remote_rewards.md."""
