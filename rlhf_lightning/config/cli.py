@@ -88,6 +88,10 @@ def start(cfg: DictConfig, folder: Path) -> float | None:
     config = validate(cfg)
     write_resolved(config, folder)
     stay_local_without_network(config)
+    if config.stage.name == "pipeline":
+        from rlhf_lightning.pipeline import run_pipeline
+
+        return run_pipeline(config, folder)
     from rlhf_lightning.run import run  # torch and all that: only now
 
     return run(config, folder)
