@@ -17,9 +17,9 @@ from rlhf_lightning.types import TokenPair
 class DPO(Supervised[TokenPair]):
     """Rafailov et al. 2023, https://arxiv.org/abs/2305.18290, with label smoothing, or IPO.
 
-    The implicit reward of an answer is ``beta (log pi - log pi_ref)``, summed over its tokens. The reference's
-    log-probabilities are computed once for all examples, before the first step, always in the same batches, so
-    that a resumed run works with the same bits.
+    The implicit reward of an answer is ``beta (log pi - log pi_ref)``, summed over its tokens. The
+    reference's log-probabilities are computed once for all examples, before the first step, always in the same
+    batches, so that a resumed run works with the same bits.
     """
 
     name = "dpo"
@@ -27,7 +27,7 @@ class DPO(Supervised[TokenPair]):
 
     def on_fit_start(self) -> None:
         examples = self.trainer.datamodule.dataset.examples  # type: ignore[attr-defined]
-        self._reference = self.reference([*dict.fromkeys([*examples, *self.held_out])])
+        self.known = self.reference([*dict.fromkeys([*examples, *self.held_out])])
 
     @torch.no_grad()
     def reference(self, pairs: Sequence[TokenPair]) -> dict[TokenPair, tuple[float, float]]:
@@ -50,7 +50,7 @@ class DPO(Supervised[TokenPair]):
 
     def loss(self, batch: Sequence[TokenPair], denominator: int) -> tuple[Tensor, Terms]:
         chosen, rejected = self._logprobs(batch, "policy")
-        kept = torch.tensor([self._reference[pair] for pair in batch], device=chosen.device)
+        kept = torch.tensor([self.known[pair] for pair in batch], device=chosen.device)
         ref_chosen, ref_rejected = kept.unbind(1)
         options = self.config.dpo
         loss, _ = dpo_loss(
