@@ -32,7 +32,9 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         description="Serve a trained reward model: POST /score, GET /health. A token for /score is taken "
         f"from the environment, {TOKEN}.",
     )
-    parser.add_argument("run", metavar="RUN", help="run of stage=reward, folder of a reward adapter, or tiny")
+    parser.add_argument(
+        "run", metavar="RUN", help="run of stage=reward, folder or hub id of a reward adapter, or tiny"
+    )
     parser.add_argument("--model", help="folder or hub id of the backbone, where RUN names it wrongly")
     parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0: every network (default %(default)s)")
     parser.add_argument("--port", type=_port, default=8000, help="0: any free one (default %(default)s)")
@@ -52,7 +54,7 @@ def _serve(args: argparse.Namespace) -> int:
         ) from error
     from rlhf_lightning.serving.find import find_reward_model
 
-    found = find_reward_model(args.run, base=args.model)  # before anything heavy
+    found = find_reward_model(args.run, base=args.model)  # a wrong folder is told before anything is loaded
     with _bind(args.host, args.port) as bound:
         _stay_local(found.model.path)
         import torch
@@ -120,7 +122,7 @@ def _greeting(description: str, host: str, port: int, asks: bool) -> str:
     everywhere = host in ("0.0.0.0", "::", "")
     name = socket.gethostname() if everywhere else f"[{host}]" if ":" in host else host
     lines = [
-        f"reward model: {description}",
+        description,
         f"ready at http://{name}:{port}/score (GET /health says so); Ctrl-C ends it",
         f"token: {f'as in {TOKEN}, which the other side sets too' if asks else 'none is asked'}",
         f"use it: python train.py reward=http reward.url=http://{name}:{port}/score",

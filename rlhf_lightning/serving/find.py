@@ -1,78 +1,71 @@
-"""Where a reward model lies, and on which backbone; nothing is loaded."""
+"""Which reward model a path leads to, and on which backbone it was trained; no weights are loaded."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
 from pydantic import ValidationError
 
+from rlhf_lightning.assets import tiny_path
+from rlhf_lightning.config.locate import locate, read_settings
 from rlhf_lightning.config.resume import RESOLVED
 from rlhf_lightning.config.schema import ModelConfig
 from rlhf_lightning.errors import UserError
 
-TINY = ModelConfig(name="tiny", path="tiny", dtype="float32")
-ADAPTER = "adapter_config.json"
+KEY = "RUN"  # what the command calls its first word
+TINY = ModelConfig(name="tiny", path="tiny", dtype="float32")  # as conf/model/tiny.yaml
 
 
 @dataclass(frozen=True)
-class Found:
-    """A reward adapter with its score head, and the backbone that it was trained on."""
+class RewardFolder:
+    """A reward adapter with its score head, and the backbone that it sits on."""
 
     adapter: str
     """Folder, or ``tiny``."""
     model: ModelConfig
+    text: str
+    """One line for a person."""
 
 
-def find_reward_model(path: str, *, base: str | None = None) -> Found:
-    """Look where ``path`` leads.
+def find_reward_model(path: str, *, base: str | None = None) -> RewardFolder:
+    """Look where ``path`` leads; an adapter on the hub is fetched.
 
     Args:
-        path: a run folder of ``stage=reward``, the folder of a reward adapter, or ``tiny``.
+        path: a run of ``stage=reward``, the folder or hub id of a reward adapter, or ``tiny``.
         base: folder or hub id of the backbone, where it is not the one that run or adapter names.
 
     Raises:
-        UserError: there is no reward model.
+        UserError: there is no reward model, or nothing says what it was trained on.
     """
-    if path == "tiny":
-        return Found("tiny", TINY)
-    folder = Path(path).expanduser().absolute()
-    if (folder / RESOLVED).is_file():
-        return _in_run(folder, folder / "adapters" / "reward", path, base)
-    if (folder / ADAPTER).is_file():
-        if folder.parent.name == "adapters" and (folder.parents[1] / RESOLVED).is_file():
-            return _in_run(folder.parents[1], folder, path, base)
-        return Found(str(folder), _bare(folder, path, base))
-    what = f"holds neither {RESOLVED} nor {ADAPTER}" if folder.is_dir() else "is no folder"
-    raise UserError(
-        f"RUN={path!r} {what}: give the folder of a run of stage=reward, that of a reward adapter, or tiny"
-    )
+    found = locate(path, key=KEY, want="reward")
+    if found.kind == "tiny":
+        return RewardFolder("tiny", TINY, found.text)
+    if found.kind == "hub":
+        from rlhf_lightning.models.adapters import find_adapter
+
+        found = locate(str(find_adapter(path, key=KEY, want="reward")), key=KEY, want="reward")
+    folder = Path(found.folder).absolute()
+    run = folder.parents[1]
+    if folder.parent.name == "adapters" and (run / RESOLVED).is_file():
+        model = _trained_on(run, path)
+        if base is not None:
+            model = model.model_copy(update={"path": base})
+    else:
+        model = _alone(base or found.base, path)
+    return RewardFolder(str(folder), model, found.text)
 
 
-def _in_run(run: Path, adapter: Path, path: str, base: str | None) -> Found:
+def _trained_on(run: Path, path: str) -> ModelConfig:
+    settings = read_settings(run, f"{KEY}={path}")
     try:
-        settings = yaml.safe_load((run / RESOLVED).read_text(encoding="utf-8"))
-        model = ModelConfig.model_validate(settings["model"])
-        stage = settings["stage"]["name"]
-    except (yaml.YAMLError, ValidationError, UnicodeError, KeyError, TypeError):
-        raise UserError(f"RUN={path!r}: {RESOLVED} in it is not the settings of a run") from None
-    if not (adapter / ADAPTER).is_file():
-        why = "has saved none yet" if stage in ("reward", "pipeline") else "trains none"
-        raise UserError(f"RUN={path!r} holds no reward model (adapters/reward): a run of stage={stage} {why}")
-    return Found(str(adapter), model if base is None else model.model_copy(update={"path": base}))
+        return ModelConfig.model_validate(settings.get("model"))
+    except ValidationError:
+        raise UserError(f"{KEY}={path}: section model of {RESOLVED} is not that of a run") from None
 
 
-def _bare(folder: Path, path: str, base: str | None) -> ModelConfig:
-    """A backbone as ``model.path`` alone would choose it: nf4 and bfloat16."""
+def _alone(base: str | None, path: str) -> ModelConfig:
+    """A backbone chosen by its path alone: nf4 and bfloat16, the defaults of training."""
     if base is None:
-        try:
-            base = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))["base_model_name_or_path"]
-        except (ValueError, KeyError, TypeError):
-            base = None
-        if not base:
-            raise UserError(f"RUN={path!r} does not say which model it was trained on: give --model")
-        beside = folder / base  # relative to the adapter, as it may be written
-        base = str(beside) if beside.is_dir() else base
-    return ModelConfig(name=Path(base).name, path=base)
+        raise UserError(f"{KEY}={path} does not say which model it was trained on: give --model")
+    return TINY if base in ("tiny", str(tiny_path("model"))) else ModelConfig(name=Path(base).name, path=base)

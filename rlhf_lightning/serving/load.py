@@ -9,10 +9,10 @@ import torch
 from rlhf_lightning.config.schema import LearnedRewardConfig
 from rlhf_lightning.models.actor_critic import ActorCritic
 from rlhf_lightning.models.backbone import load_backbone
-from rlhf_lightning.models.cast import Part
+from rlhf_lightning.models.cast import Cast, Part
 from rlhf_lightning.rewards.base import Reward
 from rlhf_lightning.rewards.build import build_reward
-from rlhf_lightning.serving.find import find_reward_model
+from rlhf_lightning.serving.find import KEY, find_reward_model
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ def load_reward_model(
     """
     found = find_reward_model(path, base=base)
     backbone = load_backbone(found.model, device=device)
-    cast = {"reward": Part("reward", found.adapter, "RUN")}
-    actor_critic = ActorCritic(backbone, found.model, cast=cast, temperature=1.0)  # type: ignore[arg-type]
+    cast: Cast = {"reward": Part("reward", found.adapter, KEY)}
+    actor_critic = ActorCritic(backbone, found.model, cast=cast, temperature=1.0)
     actor_critic.eval()
     reward = build_reward(
         LearnedRewardConfig(kind="learned", path=found.adapter, batch_size=batch_size),
@@ -49,5 +49,5 @@ def load_reward_model(
         name="score",
     )
     model = found.model
-    words = f"{found.adapter} on {model.path} ({model.quantization}, {model.dtype}, {actor_critic.device})"
-    return RewardModel(reward, model.name, words)
+    on = f"on {model.path} ({model.quantization}, {model.dtype}, {actor_critic.device})"
+    return RewardModel(reward, model.name, f"{found.text}, {on}")
