@@ -66,7 +66,7 @@ def locate(path: str, *, key: str, want: Want) -> Found:
         return _hub(path, key, want)
     if place.is_file():
         raise UserError(f"{at} is a file: name the folder that holds it, {key}={place.parent}")
-    if (run := _run_of(place)) is not None:
+    if (run := run_of(place)) is not None:
         return _run(run, at, key, want)
     if (place / ADAPTER).is_file():
         return _adapter(place, at, key, want)
@@ -104,7 +104,7 @@ _NAMES: dict[Want, str] = {
 }
 
 
-def _run_of(place: Path) -> Path | None:
+def run_of(place: Path) -> Path | None:
     """The run that a folder is, or is the ``adapters`` or ``checkpoints`` folder of."""
     run = place.resolve().parent if place.name in ("adapters", "checkpoints") else place
     return run if (run / RESOLVED).is_file() else None

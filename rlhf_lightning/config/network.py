@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import urlparse
 
@@ -18,16 +19,29 @@ def stay_local_without_network(config: Config) -> None:
 
     They read ``HF_HUB_OFFLINE`` when they are imported: call this before.
     """
-    if names_hub(config) and not reachable(os.environ.get("HF_ENDPOINT", HUB)):
+    stay_local(paths_of(config))
+
+
+def stay_local(paths: Iterable[str | None]) -> None:
+    """The same for paths that no config holds."""
+    if on_hub(paths) and not reachable(os.environ.get("HF_ENDPOINT", HUB)):
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 def names_hub(config: Config) -> bool:
     """Whether some path of the config is neither embedded nor on this disk."""
-    rewards = (getattr(reward, "path", "tiny") for reward in config.single_rewards.values())
+    return on_hub(paths_of(config))
+
+
+def paths_of(config: Config) -> list[str | None]:
+    """Every path of the config that may be a hub id."""
+    rewards = (getattr(reward, "path", None) for reward in config.single_rewards.values())
     others = (config.model.adapter, config.data.held_out, config.evaluate.against)
-    paths = [config.model.path, config.data.path, *rewards, *(path or "tiny" for path in others)]
-    return any(path != "tiny" and not Path(path).expanduser().exists() for path in paths)
+    return [config.model.path, config.data.path, *rewards, *others]
+
+
+def on_hub(paths: Iterable[str | None]) -> bool:
+    return any(path not in ("tiny", None) and not Path(str(path)).expanduser().exists() for path in paths)
 
 
 def reachable(endpoint: str) -> bool:

@@ -1,0 +1,1 @@
+"""What is written when a trained model leaves the project."""
