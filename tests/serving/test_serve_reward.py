@@ -123,9 +123,7 @@ def test_the_token_is_asked_for(ask, tiny, monkeypatch: pytest.MonkeyPatch) -> N
     )
     assert ask(pair, token="s3cre")[0] == 401
     monkeypatch.delenv(TOKEN, raising=False)
-    with pytest.raises(
-        UserError, match=r"401 Unauthorized and said 'the token is missing.* which is not set"
-    ):
+    with pytest.raises(UserError, match=r"401 Unauthorized .* 'the token is missing.* which is not set"):
         HTTPReward(HTTPRewardConfig(kind="http", url=tiny[1]))
 
 
