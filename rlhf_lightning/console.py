@@ -43,10 +43,11 @@ def make_console() -> Console:
 
 def safe_text(text: str) -> Text:
     """Untrusted text for the terminal: control and direction characters, line breaks too, as escapes."""
-    return Text("".join(_visible(character) for character in text))
+    return Text("".join(visible(character) for character in text))
 
 
-def _visible(character: str) -> str:
+def visible(character: str) -> str:
+    """One character of untrusted text, spelt out where a terminal would obey it."""
     unseen = unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") or character in _BIDI
     return character.encode("unicode_escape").decode("ascii") if unseen else character
 

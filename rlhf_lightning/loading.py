@@ -46,7 +46,7 @@ def subject_cast(subject: Subject, *, reference: bool = False, reward: str | Non
         start = subject.model.adapter
         cast["reference"] = Part(None) if start is None else Part("reference", start)
     if reward is not None:
-        cast["reward"] = Part("reward", reward, "reward")
+        cast["reward"] = Part("reward", reward, "--reward")
     return cast
 
 

@@ -131,6 +131,8 @@ def _run(run: Path, at: str, key: str, want: Want) -> Found:
             f"{at} is a run (stage {stage}), not a whole model: use model.path={base} model.adapter={run}, "
             f"or export it first: python -m rlhf_lightning.export {run} --merge --to FOLDER"
         )
+    if inside := sorted(p.parent.name for p in run.glob(f"*/{RESOLVED}")):
+        raise UserError(f"{at} is a run of several stages: name one of them, {key}={run}/{'|'.join(inside)}")
     folder = run / "adapters" / want
     there = (folder / ADAPTER).is_file()
     status = _status(run, at, kept=(run / "adapters").is_dir())
@@ -197,9 +199,6 @@ def _holds_other(run: Path, settings: dict[str, Any], stage: str, key: str, want
         )
         hint = f"; its own reward was reward.path={judge}" if judge else f"; use model.adapter={run}"
         return f"holds a policy, not a reward model: it is a run of stage={stage}{hint}"
-    inside = sorted(p.parent.name for p in run.glob(f"*/{RESOLVED}"))
-    if inside:
-        return f"is a run of several stages: name one of them, {key}={run}/{{{','.join(inside)}}}"
     return f"is a run of stage={stage}, which left no {_NAMES[want]}"
 
 
