@@ -28,20 +28,23 @@ class Result:
     figures: Figures
     seconds: float
     cpu_seconds: float
+    advantage: str = "gae"
 
 
 def measure(
     beta: float,
     seed: int,
     *,
+    advantage: str = "gae",
     overrides: Mapping[str, Any] | None = None,
     tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> Result:
-    """Train by PPO from a fresh task and enumerate what came out.
+    """Train from a fresh task and enumerate what came out.
 
     Args:
         beta: weight of the KL in the reward.
         seed: of the reference's weights, the adapters and the sampling.
+        advantage: name of the estimator, for the table; ``overrides`` hold its settings.
         overrides: dotted config keys, see ``make_config``.
         tell: called with (iterations done, all) along the way.
     """
@@ -54,7 +57,8 @@ def measure(
         stage = train(config, folder, lambda ppo: tell(ppo.counters["iteration"], config.ppo.iterations))
         stage.save_adapters(folder / "adapters")
         exact = examine(folder / "model", folder / "adapters" / "policy", beta=beta)
-    return Result(beta, seed, exact, time.perf_counter() - started, time.process_time() - cpu_started)
+    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
+    return Result(beta, seed, exact, seconds, cpu_seconds, advantage)
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_lightning.advantages import grpo, per_token, reinforce, rloo
+from rlhf_lightning.advantages import RunningBaseline, grpo, per_token, reinforce, rloo
 
 SCORES = torch.tensor([1.0, 2.0, 6.0, 5.0, 5.0, 5.0])
 
@@ -17,6 +17,10 @@ class TestRloo:
     def test_is_the_centred_score_stretched(self):
         centred = grpo(SCORES, group_size=3, scale=False)
         torch.testing.assert_close(rloo(SCORES, group_size=3), centred * 3 / 2)
+
+    def test_two_answers_are_each_others_baseline(self):
+        scores = torch.tensor([1.0, 4.0, -2.0, -2.5])
+        assert rloo(scores, group_size=2).tolist() == [-3.0, 3.0, 0.5, -0.5]
 
 
 class TestGrpo:
@@ -44,6 +48,34 @@ class TestReinforce:
             reinforce(torch.zeros(2), baseline=torch.zeros(2, 1))
         with pytest.raises(ValueError, match=r"scores must have shape \(B,\); got \(2, 1\)"):
             reinforce(torch.zeros(2, 1))
+
+
+class TestRunningBaseline:
+    def test_by_hand(self):
+        baseline = RunningBaseline()
+        assert baseline.value is None
+        found = []
+        for scores in ([1.0, 3.0], [5.0, 7.0], [0.0, 0.0]):
+            baseline.update(torch.tensor(scores), decay=0.75)
+            found.append(baseline.value)
+        # 2; 0.75 * 2 + 0.25 * 6 = 3; 0.75 * 3
+        assert found == [2.0, 3.0, 2.25]
+
+    def test_travels_through_a_checkpoint(self):
+        one, two = RunningBaseline(), RunningBaseline()
+        two.load_state_dict(one.state_dict())
+        assert two.value is None
+        one.update(torch.tensor([1.5]), decay=0.5)
+        two.load_state_dict(one.state_dict())
+        assert two.value == 1.5
+
+    def test_a_score_that_is_not_finite_is_refused_and_leaves_it_as_it_was(self):
+        baseline = RunningBaseline()
+        baseline.update(torch.tensor([1.0]), decay=0.5)
+        for bad in ([math.nan, 1.0], [math.inf], []):
+            with pytest.raises(ValueError, match="the mean of the scores must be finite"):
+                baseline.update(torch.tensor(bad), decay=0.5)
+        assert baseline.value == 1.0
 
 
 class TestPerToken:

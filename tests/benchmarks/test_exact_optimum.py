@@ -25,8 +25,9 @@ from rlhf_lightning.types import Generation, Scores
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # benchmarks/ is no part of the package
 
 from benchmarks.exact_optimum.__main__ import main, parse_setting
+from benchmarks.exact_optimum.estimators import ESTIMATORS, comparison, settings_of
 from benchmarks.exact_optimum.exact import Figures, figures, mean_figures, response_logprobs
-from benchmarks.exact_optimum.measure import measure
+from benchmarks.exact_optimum.measure import Result, measure
 from benchmarks.exact_optimum.task import (
     END,
     MAX_NEW_TOKENS,
@@ -198,6 +199,40 @@ def test_the_command_says_so_where_a_run_falls_short(monkeypatch, tmp_path, caps
     assert "| 1 | 0 |" in printed and "0.0 %" in printed
     row = json.loads(out.read_text())["runs"][0]
     assert row["share"] == pytest.approx(0.0, abs=1e-6) and row["kl"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_every_estimator_is_offered_and_is_set_as_the_command_line_sets_it(tmp_path):
+    conf = Path(__file__).resolve().parents[2] / "conf"
+    assert sorted(ESTIMATORS) == sorted(path.stem for path in (conf / "advantage").glob("*.yaml"))
+    assert settings_of("rloo") == {"advantage.kind": "rloo"}
+    assert settings_of("dr_grpo") == {
+        "advantage.kind": "grpo",
+        "advantage.scale": False,
+        "ppo.loss_average": "constant",
+    }
+    for name in ESTIMATORS:
+        config = make_config(tmp_path, beta=0.3, seed=0, overrides=settings_of(name))
+        assert config.has_critic == (name == "gae")
+
+
+def test_the_comparison_has_a_row_an_estimator_and_a_column_a_run():
+    """J_ref 0, J* 2 and J 1, 1.5: shares 50 and 75 %; KL 1 and 3 where the optimum's is 2."""
+    plain = Figures(
+        j_reference=0.0, j_policy=1.0, j_optimum=2.0, score=0.0, kl=1.0, kl_optimum=2.0, kl_to_optimum=0.0
+    )
+    better = replace(plain, j_policy=1.5, kl=3.0)
+    runs = [Result(0.3, 0, plain, 9.0, 4.0, "rloo"), Result(0.3, 1, better, 9.0, 6.0, "rloo")]
+    lines = comparison([*runs, *(replace(run, advantage="gae") for run in runs)]).splitlines()
+    assert lines[2] == "| RLOO | 50.0 % | 75.0 % | 62.5 % | 1.00 | 5 |"
+    assert lines[0].count("|") == lines[1].count("|") == lines[2].count("|") and len(lines) == 4
+
+
+def test_a_short_run_without_a_critic_climbs_and_is_told_by_its_name(monkeypatch, capsys):
+    monkeypatch.chdir(Path(__file__).resolve().parents[2])
+    line = ["--advantage", "rloo", "--betas", "1", "--seeds", "0", "--set", "ppo.iterations=4"]
+    assert main([*line, "--set", "ppo.samples_per_prompt=32"]) == 0
+    row = capsys.readouterr().out.splitlines()[2]
+    assert row.startswith("| RLOO | ") and float(row.split("|")[2].strip(" %")) > 30
 
 
 def test_settings_are_read_as_yaml():

@@ -119,6 +119,22 @@ VALUES = [
         "ppo.warmup=900 must be at most the 16 optimizer steps of the run",
     ),
     (["ppo.critic_warmup=900"], "ppo.critic_warmup=900 must be below ppo.iterations="),
+    (
+        ["advantage=rloo"],
+        "advantage.kind=rloo needs ppo.samples_per_prompt of at least 2, not 1: it compares the answers",
+    ),
+    (["advantage=dr_grpo"], "advantage.kind=grpo needs ppo.samples_per_prompt of at least 2, not 1"),
+    (
+        ["advantage=reinforce", "ppo.critic_warmup=1"],
+        "ppo.critic_warmup=1 needs a critic, and advantage.kind=reinforce has none: take advantage=gae",
+    ),
+    (
+        ["advantage=rloo", "ppo.samples_per_prompt=4", "ppo.bootstrap_truncated=true"],
+        "ppo.bootstrap_truncated=true needs a critic, and advantage.kind=rloo has none",
+    ),
+    (["advantage=rlo"], "advantage=rlo is not offered; did you mean advantage=rloo?"),
+    (["advantage=reinforce", "advantage.decay=1"], "advantage.decay must be a number at least 0 and below 1"),
+    (["ppo.ratio=response"], "ppo.ratio must be token or sequence, not 'response'"),
     (["trainer=cpu", "model.dtype=float16"], "model.dtype=float16 does not go with trainer.accelerator=cpu"),
     (["model.attention=flash_attention_2"], "needs a GPU and model.dtype=bfloat16 or float16"),
     (["model=gpt2", "reward=learned"], "reward.path=tiny fits only model=tiny, not model.path="),

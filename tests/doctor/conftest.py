@@ -61,7 +61,9 @@ def classifier(model_folders: dict[str, Path], tmp_path_factory: pytest.TempPath
 def make_parts(model_folders: dict[str, Path], adapters: dict[str, Path], classifier: Path, tmp_path: Path):
     """``make_parts("gpt2", reward="learned", sft=True, model={...}, ppo={...}) -> Parts``."""
 
-    def make(family="llama", *, reward="learned", sft=False, model=None, ppo=None, generation=None) -> Parts:
+    def make(
+        family="llama", *, reward="learned", sft=False, model=None, ppo=None, generation=None, advantage=None
+    ) -> Parts:
         file = tmp_path / "prompts.txt"
         file.write_text(LINES)
         rewards = {
@@ -80,6 +82,7 @@ def make_parts(model_folders: dict[str, Path], adapters: dict[str, Path], classi
             | (model or {}),
             ppo={"prompts_per_iteration": 8, "minibatch_size": 8, "micro_batch_size": 4} | (ppo or {}),
             generation={"max_new_tokens": 6} | (generation or {}),
+            advantage=advantage or {"kind": "gae"},
             data={"path": str(file)},
             reward=rewards[reward],
         )
@@ -89,7 +92,9 @@ def make_parts(model_folders: dict[str, Path], adapters: dict[str, Path], classi
             backbone,
             config.model,
             cast=ppo_cast(
-                config.model, reward_path=str(adapters[family]) if reward in ("learned", "combined") else None
+                config.model,
+                reward_path=str(adapters[family]) if reward in ("learned", "combined") else None,
+                critic=config.has_critic,
             ),
             temperature=config.generation.temperature,
         )

@@ -28,6 +28,14 @@ SETTINGS = {
         "family": "gpt2", "reward": "classifier", "sft": True, "model": {"quantization": "nf4"},
         "ppo": {"kl_in": "loss", "entropy_coef": 0.01, "kl_estimator": "k3"},
     },
+    "llama, RLOO": {
+        "advantage": {"kind": "rloo"}, "ppo": {"prompts_per_iteration": 4, "samples_per_prompt": 2},
+    },
+    "gpt2, GRPO as GSPO, odd batches": {
+        "family": "gpt2", "reward": "length", "advantage": {"kind": "grpo"}, "generation": {"batch_size": 3},
+        "ppo": {"prompts_per_iteration": 4, "samples_per_prompt": 2, "ratio": "sequence",
+                "loss_average": "response"},
+    },
     "llama bfloat16": {"model": {"dtype": "bfloat16"}, "generation": {"max_new_tokens": 3}},
     "llama, one token, no value loss, odd batches": {
         "reward": "length", "generation": {"max_new_tokens": 1, "batch_size": 3},

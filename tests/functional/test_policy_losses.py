@@ -232,3 +232,60 @@ class TestDenominator:
             one_cell, old_values=one_cell, returns=one_cell - 1, mask=one_cell == 1, denominator=0.5
         )
         assert loss.item() == 1.0
+
+
+class TestRatioOfTheSequence:
+    """Log-ratios (ln 4, 0) and (-ln 2): the responses have ratios 2 and 1/2, the tokens 4, 1 and 1/2."""
+
+    MASK = torch.tensor([[True, True], [True, False]])
+    GAINS = torch.tensor([[1.0, 1.0], [-1.0, NAN]])
+
+    def loss(self, gains=GAINS, **keywords):
+        logprobs = torch.tensor([[math.log(4.0), 0.0], [-math.log(2.0), NAN]], requires_grad=True)
+        settings = {"clip": 0.2, "clip_high": 4.0, "ratio_of": "sequence"} | keywords
+        loss, stats = clipped_surrogate_loss(
+            logprobs, old_logprobs=torch.zeros(2, 2), advantages=gains, mask=self.MASK, **settings
+        )
+        loss.backward()
+        return loss.item(), logprobs.grad, stats
+
+    def test_by_hand(self):
+        # 2 + 2 of the first; of the second min(-1/2, -0.8), which the clip holds. Three tokens.
+        loss, gradient, stats = self.loss()
+        assert loss == pytest.approx(-3.2 / 3)
+        # d(2 r)/d log pi_t = 2 r / 2 = 2, for both tokens alike.
+        assert gradient.tolist() == [pytest.approx([-2 / 3, -2 / 3]), [0, 0]]
+        assert (stats.ratio_sum.item(), stats.ratio_max.item()) == pytest.approx((4.5, 2.0))
+        assert (stats.clipped_count.item(), stats.count.item()) == (1, 3)
+        # The KL stays that of the tokens.
+        k3 = (4 - 1 - math.log(4)) + (0.5 - 1 + math.log(2))
+        assert stats.approx_kl_sum.item() == pytest.approx(k3, rel=1e-6)
+
+    def test_the_gradient_reaches_a_token_without_advantage_of_its_own(self):
+        gains = torch.tensor([[0.0, 3.0], [0.0, 0.0]])
+        _, gradient, _ = self.loss(gains)
+        assert gradient[0].tolist() == pytest.approx([-1.0, -1.0])  # 3 r / 2 tokens / 3
+        _, gradient, _ = self.loss(gains, ratio_of="token")
+        assert gradient[0].tolist() == pytest.approx([0.0, -1.0])  # its own ratio is 1
+
+    def test_with_the_mean_over_each_response_it_is_gspo(self):
+        # (2 * 1 + 0.8 * -1) / 2 responses
+        loss, _, _ = self.loss(weights=torch.tensor([1 / 2, 1.0]), denominator=2)
+        assert loss == pytest.approx(-0.6)
+
+    def test_a_response_of_one_token_is_its_token(self):
+        logprobs = torch.tensor([[0.3], [-0.1]])
+        both = [
+            clipped_surrogate_loss(
+                logprobs, old_logprobs=0 * logprobs, advantages=torch.tensor([[1.0], [-2.0]]),
+                mask=torch.ones(2, 1).bool(), clip=0.2, ratio_of=kind,
+            )
+            for kind in ("token", "sequence")
+        ]  # fmt: skip
+        assert both[0][0] == both[1][0] and both[0][1] == both[1][1]
+
+
+def test_weights_must_be_one_a_response():
+    x = torch.zeros(2, 3)
+    with pytest.raises(ValueError, match=r"weights must have shape \(2,\); got \(3,\)"):
+        clipped_surrogate_loss(x, old_logprobs=x, advantages=x, mask=x == 0, clip=0.2, weights=torch.ones(3))

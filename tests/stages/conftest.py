@@ -52,14 +52,15 @@ def make_run(model_folders: dict[str, Path], tmp_path: Path):
     """
 
     def make(
-        *, family="llama", ppo=None, model=None, generation=None, reward=share_of_letter, prepare=None,
-        resume=None, save=None, seed=0,
+        *, family="llama", ppo=None, model=None, advantage=None, generation=None, reward=share_of_letter,
+        prepare=None, resume=None, save=None, seed=0,
     ):  # fmt: skip
         file = tmp_path / "prompts.txt"
         file.write_text("the soup\na slow waiter\nwe\nnothing on the menu was\nthe bread\n")
         config = Config(
             seed=seed,
             ppo=SIZES | (ppo or {}),
+            advantage=advantage or {"kind": "gae"},
             model=PLAIN | {"path": str(model_folders[family])} | (model or {}),
             generation={"max_new_tokens": 8} | (generation or {}),
             data={"path": str(file)},

@@ -145,6 +145,44 @@ def test_dual_clip__bounds_what_a_bad_token_can_cost(one_step):
     check_second_step(one_step, {"clip": 0.01, "dual_clip": 1.02})
 
 
+def test_ratio__of_the_sequence_is_the_mean_of_its_log_ratios(one_step):
+    """The loss of two steps by hand: at the first all ratios are 1."""
+    settings = {"clip": 0.01, "ratio": "sequence"}
+    module = one_step(ppo=FAST | settings)
+    rollout, mask = module.rollout, module.rollout.response_mask
+    with torch.no_grad():
+        change = torch.where(mask, module.actor_critic.policy(rollout)[0] - rollout.logprobs, 0.0)
+    ratio = (change.sum(dim=1) / mask.sum(dim=1)).exp().unsqueeze(1)
+    gain = rollout.advantages
+    surrogate = torch.minimum(ratio * gain, ratio.clamp(0.99, 1.01) * gain)[mask]
+    metrics = one_step(ppo=FAST | settings | {"epochs": 2}).metrics
+    assert metrics["policy/loss"] == pytest.approx(-float(gain[mask].mean() + surrogate.mean()) / 2, abs=1e-5)
+    assert metrics["policy/ratio_max"] == pytest.approx(max(1.0, float(ratio.max())), rel=1e-4)
+    assert abs(float(ratio.max()) - 1) > 1e-3
+
+
+def test_loss_average__over_tokens_responses_or_the_limit(one_step):
+    """At ratio 1 the gradient is that of minus the averaged gain times log pi; the critic's stays."""
+    critics = []
+    ends = {"stop": ["e", "a", "o", "t", "r"], "max_new_tokens": 8}
+    for average in ("token", "response", "constant"):
+        module = one_step(ppo=STILL | {"loss_average": average}, generation=ends)
+        rollout, mask = module.rollout, module.rollout.response_mask
+        lengths = mask.sum(dim=1)
+        assert lengths.min() < lengths.max()
+        gains = torch.where(mask, rollout.advantages * module.actor_critic.policy(rollout)[0], 0.0).sum(dim=1)
+        loss = {
+            "token": gains.sum() / mask.sum(),
+            "response": (gains / lengths).mean(),
+            "constant": gains.sum() / (8 * 8),
+        }[average]
+        torch.testing.assert_close(
+            first_gradient(module, "policy"), gradient_of(-loss, module, "policy"), atol=1e-6, rtol=1e-3
+        )
+        critics.append(first_gradient(module, "critic"))
+    assert torch.equal(critics[0], critics[1]) and torch.equal(critics[0], critics[2])
+
+
 def test_entropy_coef__is_the_weight_of_the_mean_entropy(one_step, disturb):
     """Without advantages the bonus is the whole loss of the policy."""
     settings = {"beta": 0.0, "entropy_coef": 0.3}
