@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -154,23 +153,6 @@ def test_wrong_requests_get_one_sentence(ask, body: object, sentence: str) -> No
 
 def test_no_rows_no_scores(ask) -> None:
     assert ask({"prompts": [], "responses": []}) == (200, {"scores": []})
-
-
-def test_health_answers_while_a_batch_is_scored(tiny, ask) -> None:
-    long = {"prompts": ["The soup was warm"] * 1024, "responses": [" and the bread was fresh." * 3] * 1024}
-    done: list[float] = []
-
-    def score() -> None:
-        assert ask(long)[0] == 200
-        done.append(time.monotonic())
-
-    thread = threading.Thread(target=score)
-    thread.start()
-    time.sleep(0.3)
-    httpx.get(tiny[1].replace("/score", "/health"), timeout=10)
-    answered = time.monotonic()
-    thread.join()
-    assert answered < done[0]
 
 
 def test_a_port_in_use_is_one_sentence() -> None:
