@@ -15,6 +15,7 @@ from rlhf_lightning.config.schema import Config, LearnedRewardConfig, TrainingCo
 from rlhf_lightning.data.datamodule import PromptDataModule
 from rlhf_lightning.data.encoding import answered_pair, judged_pair
 from rlhf_lightning.data.examples import ExampleDataModule, total_steps
+from rlhf_lightning.data.held_out import share_held_out
 from rlhf_lightning.data.preferences import load_split
 from rlhf_lightning.data.prompts import encode_prompts
 from rlhf_lightning.data.rendering import PromptText
@@ -49,7 +50,7 @@ def build_parts(config: Config) -> Parts:
 
 
 def _ppo(config: Config, backbone: Backbone) -> Parts:
-    cast = ppo_cast(config.model, reward_path=_learned_path(config), critic=config.has_critic)
+    cast = ppo_cast(config.model, reward_path=learned_path(config), critic=config.has_critic)
     actor_critic = ActorCritic(backbone, config.model, cast=cast, temperature=config.generation.temperature)
     reward = build_reward(
         config.reward,
@@ -65,6 +66,8 @@ def _ppo(config: Config, backbone: Backbone) -> Parts:
         prompts_per_iteration=config.ppo.prompts_per_iteration,
         samples_per_prompt=config.ppo.samples_per_prompt,
         seed=config.seed,
+        part="train",
+        share=share_held_out(config.data.held_out_share, stage="ppo", evaluating=config.evaluate.every > 0),
     )
     return Parts(PPO(actor_critic, reward, config), data)
 
@@ -142,7 +145,7 @@ def pick_device(config: Config) -> torch.device:
     return torch.device(kind, 0) if kind == "cuda" else torch.device(kind)
 
 
-def _learned_path(config: Config) -> str | None:
+def learned_path(config: Config) -> str | None:
     """Folder of the one reward adapter on the backbone, wherever in the reward it is named."""
     singles = config.single_rewards.values()
     paths = {single.path for single in singles if isinstance(single, LearnedRewardConfig)}

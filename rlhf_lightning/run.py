@@ -15,6 +15,7 @@ from rlhf_lightning.config.schema import Config
 from rlhf_lightning.console import make_console, print_end, print_plan
 from rlhf_lightning.data.datamodule import PromptDataModule
 from rlhf_lightning.errors import UserError
+from rlhf_lightning.evaluation import evaluate_run
 from rlhf_lightning.stages.ppo import PPO
 from rlhf_lightning.tracking import close_trackers
 
@@ -41,6 +42,8 @@ def _run(config: Config, output_dir: Path) -> float | None:
     if config.trainer.threads is not None:
         torch.set_num_threads(config.trainer.threads)
     console = make_console()
+    if config.stage.name == "evaluate":
+        return _objective(evaluate_run(config, output_dir, console), config)
     with console.status(f"Loading {config.model.name} ..."):
         parts = build_parts(config)
     print_plan(console, config, roles=parts.module.actor_critic.weights(), data=parts.data.report)

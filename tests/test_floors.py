@@ -16,9 +16,10 @@ FLOOR = {
     "rewards": 3,
     "rollout": 4,
     "stages": 5, "callbacks": 5, "console": 5, "tracking": 5,
-    "build": 6, "loading": 6,
+    "build": 6, "loading": 6, "evaluation": 6,
     "run": 7, "doctor": 7, "serving": 7, "serve_reward": 7,
     "exporting": 7, "export": 7, "chat": 7, "chatting": 7,
+    "pipeline": 8,
 }  # fmt: skip
 PURE = {"__future__", "collections", "typing", "math", "dataclasses", "torch", "rlhf_lightning"}
 MODULES = sorted(PACKAGE.rglob("*.py"))

@@ -8,6 +8,7 @@ from lightning.pytorch import Callback
 
 from rlhf_lightning.callbacks.before_after import BeforeAfter
 from rlhf_lightning.callbacks.checkpoint import Checkpoints
+from rlhf_lightning.callbacks.evaluation import EvaluationCallback
 from rlhf_lightning.callbacks.metrics import Metrics
 from rlhf_lightning.callbacks.progress import Progress
 from rlhf_lightning.callbacks.samples import Samples
@@ -18,6 +19,7 @@ from rlhf_lightning.config.schema import Config
 __all__ = [
     "BeforeAfter",
     "Checkpoints",
+    "EvaluationCallback",
     "Metrics",
     "Progress",
     "Samples",
@@ -43,6 +45,8 @@ def build_callbacks(config: Config, run_dir: Path, *, resume_from: int = 0) -> l
     if own.show and config.stage.name == "ppo":
         callbacks.append(BeforeAfter(run_dir / "before_after.json", count=own.show, seed=config.seed))
     callbacks.append(Throughput())
+    if config.evaluate.every and config.stage.name == "ppo":
+        callbacks.append(EvaluationCallback(run_dir, config))
     if config.stage.name == "ppo":
         samples = Samples(
             run_dir / "samples.jsonl",

@@ -6,11 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from rlhf_lightning.config import overrides, resume
 from rlhf_lightning.config.composing import Command, compose_job, judge_job, offered, refuse_used, search_path
+from rlhf_lightning.config.locate import locate
 from rlhf_lightning.config.resolve import judge, plain, report
 from rlhf_lightning.config.rules import Fault
 from rlhf_lightning.config.schema import Config
@@ -18,6 +20,8 @@ from rlhf_lightning.config.sweep import judge_sweep
 from rlhf_lightning.errors import UserError
 
 RESUMED = "resumed"  # name of the config that stands for an earlier run
+EVALUATED = "evaluated"  # and of the one that looks at it
+INHERITED = ("seed", "model", "data", "reward", "generation", "ppo", "trainer")  # what it takes from it
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,9 @@ def plan(command: Command) -> Plan:
     command = replace(command, tokens=tokens)
     if given is not None:
         command = _continue(command, given)
+    elif "stage=evaluate" in command.tokens:
+        run, tokens = resume.split(command.tokens, "run")
+        command = command if run is None else _look_at(replace(command, tokens=tokens), run)
     with search_path(command):
         words = overrides.read(command.tokens, offered(command), resuming=given is not None)
         if words.faults:
@@ -65,6 +72,32 @@ def _continue(command: Command, given: str) -> Command:
     place = [f"hydra.run.dir={overrides.quoted(run.folder)}", "hydra.output_subdir=null"]
     tokens = [*command.tokens, f"++resume={overrides.quoted(run.folder)}", *place]
     return replace(command, tokens=tokens, config_name=RESUMED)
+
+
+def _look_at(command: Command, given: str) -> Command:
+    """``stage=evaluate run=...``: a new run with the earlier one's model, data, reward and the like.
+
+    What the command line says wins: single keys, and a choice of a group, which replaces the run's section.
+    """
+    run = resume.load(given, key="run", launch=command.launch)
+    names = {token.lstrip("+").partition("=")[0] for token in command.tokens}
+    if "experiment" in names:
+        raise UserError("experiment=... does not go with run=...: the run brings its own settings")
+    kept = {key: run.values[key] for key in INHERITED if key in run.values and key not in names}
+    primary = yaml.safe_load((command.conf / "config.yaml").read_text(encoding="utf-8"))
+    defaults = [_instead_of(entry, kept) for entry in primary.pop("defaults")]
+    place = given if Path(given).name == "policy" else str(run.folder)
+    node = {"defaults": defaults, **primary, **kept, "run": str(Path(place).expanduser().absolute())}
+    ConfigStore.instance().store(name=EVALUATED, node=OmegaConf.create(node))
+    return replace(command, config_name=EVALUATED)
+
+
+def _instead_of(entry: Any, kept: dict[str, Any]) -> Any:
+    """An entry of the defaults list, without the choice whose section is kept from the run."""
+    if not isinstance(entry, dict):
+        return entry
+    ((group, choice),) = entry.items()
+    return {group: None if group in kept else "evaluate" if group == "stage" else choice}
 
 
 def _base(command: Command, words: overrides.Words) -> tuple[DictConfig, list[str]]:
@@ -103,6 +136,10 @@ def _notes(command: Command, config: Config) -> list[str]:
     chosen = any(
         token.lstrip("+").split("=")[0].split(".")[0] in ("reward", "experiment") for token in command.tokens
     )
+    if command.config_name == EVALUATED and config.run is not None:
+        found = locate(config.run, key="run", want="policy")
+        cut_short = found.kind == "run" and ", finished)" not in found.text
+        return [f"note: {found.text} is judged as it stands: the run did not finish"] if cut_short else []
     if config.reward.kind != "length" or chosen or command.config_name == RESUMED:
         return []
     return [

@@ -1,4 +1,4 @@
-"""``resume=FOLDER``: the settings of an earlier run, plus what the command line changes."""
+"""``resume=FOLDER``, ``run=FOLDER``: the settings of an earlier run, plus what the command line changes."""
 
 from __future__ import annotations
 
@@ -18,53 +18,56 @@ RESOLVED = "config_resolved.yaml"
 
 @dataclass(frozen=True)
 class Resumed:
-    """A run to continue: its folder, and the settings that it was started with."""
+    """An earlier run: its folder, and the settings that it was started with."""
 
     folder: Path
     values: dict[str, Any]
 
 
-def split(tokens: list[str]) -> tuple[str | None, list[str]]:
-    """Take ``resume=...`` out of the overrides.
+def split(tokens: list[str], key: str = "resume") -> tuple[str | None, list[str]]:
+    """Take ``resume=...``, or another key, out of the overrides.
 
     Returns:
         What was given, or None; and the other overrides.
     """
     given, others = None, []
     for token in tokens:
-        key, equals, value = token.lstrip("+").partition("=")
-        if key == "resume" and equals and value != "null":
+        name, equals, value = token.lstrip("+").partition("=")
+        if name == key and equals and value != "null":
             given = value.strip("'\"")
         else:
             others.append(token)
     return given, others
 
 
-def load(given: str, *, launch: Path) -> Resumed:
-    """Read the run to continue.
+def load(given: str, *, launch: Path, key: str = "resume") -> Resumed:
+    """Read an earlier run.
 
     Args:
-        given: the run folder, its ``checkpoints`` folder or its ``last.ckpt``.
+        given: the run folder, its ``checkpoints`` or ``adapters`` folder, or something in one of these.
         launch: folder from which the command was started; the nearest run is looked for below it.
+        key: the setting that names it, for messages.
     Raises:
         UserError: where there is no run.
     """
     folder = Path(os.path.abspath(os.path.expanduser(given)))
     if folder.name == "last.ckpt":
         folder = folder.parent
-    if folder.name == "checkpoints":
+    if folder.parent.name == "adapters":
+        folder = folder.parent
+    if folder.name in ("checkpoints", "adapters"):
         folder = folder.parent
     if not (folder / RESOLVED).is_file():
         what = "is not there" if not folder.exists() else f"is no run: it holds no {RESOLVED}"
         near = _nearest_run(folder, launch)
         hint = f"; the nearest run is {near}" if near else f"; there is no run below {launch}"
-        raise UserError(f"resume={given or '(nothing)'} {what}{hint}")
+        raise UserError(f"{key}={given or '(nothing)'} {what}{hint}")
     try:
         values = yaml.safe_load((folder / RESOLVED).read_text(encoding="utf-8"))
     except yaml.YAMLError as e:
-        raise UserError(f"resume={given}: {RESOLVED} cannot be read: {' '.join(str(e).split())}") from None
+        raise UserError(f"{key}={given}: {RESOLVED} cannot be read: {' '.join(str(e).split())}") from None
     if not isinstance(values, dict):
-        raise UserError(f"resume={given}: {RESOLVED} holds no settings")
+        raise UserError(f"{key}={given}: {RESOLVED} holds no settings")
     return Resumed(folder, values)
 
 

@@ -61,6 +61,23 @@ def doctor_needs_ppo(c: Config) -> Iterator[Fault]:
         yield Fault(("doctor", "stage.name"), f"doctor=true examines stage=ppo, not stage={c.stage.name}")
 
 
+def evaluation_has_a_run(c: Config) -> Iterator[Fault]:
+    """What is compared goes with the stage that compares."""
+    evaluates = c.stage.name == "evaluate"
+    if evaluates and c.run is None:
+        yield Fault(("run",), "stage=evaluate needs a run to look at: give run=FOLDER")
+    if c.run is not None and not evaluates:
+        yield Fault(
+            ("run", "stage.name"), f"run={c.run} is for stage=evaluate: add it, or take resume= to go on"
+        )
+    if c.evaluate.against is not None and c.stage.name not in ("evaluate", "pipeline"):
+        yield Fault(
+            ("evaluate.against", "stage.name"),
+            f"evaluate.against={c.evaluate.against} is for stage=evaluate: stage={c.stage.name} compares "
+            "with the reference alone",
+        )
+
+
 def micro_batches(c: Config) -> Iterator[Fault]:
     stages: dict[str, TrainingConfig] = {"sft": c.sft, "reward": c.reward_model, "dpo": c.dpo}
     sections = {"sft": "sft", "reward": "reward_model", "dpo": "dpo"}
@@ -246,6 +263,7 @@ def sweep_objective(c: Config) -> Iterator[Fault]:
 RULES: tuple[Callable[[Config], Iterator[Fault]], ...] = (
     sizes_divide,
     doctor_needs_ppo,
+    evaluation_has_a_run,
     micro_batches,
     smoothing,
     no_dropout,

@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from rlhf_lightning.data.held_out import Part
 from rlhf_lightning.data.order import prompt_indices
 from rlhf_lightning.data.prompts import PromptSet, load_prompts
 from rlhf_lightning.errors import UserError
@@ -103,6 +104,8 @@ class PromptDataModule(LightningDataModule):
         prompts_per_iteration: int,
         samples_per_prompt: int = 1,
         seed: int,
+        part: Part = "all",
+        share: float = 0.0,
     ) -> None:
         """
         Args:
@@ -112,6 +115,7 @@ class PromptDataModule(LightningDataModule):
             prompts_per_iteration: over all ranks; a multiple of their number.
             samples_per_prompt: answers to each.
             seed: the run's.
+            part, share: which side of the split into learning and measuring, see ``load_prompts``.
         """
         super().__init__()
         self.config = config
@@ -120,6 +124,7 @@ class PromptDataModule(LightningDataModule):
         self.prompts_per_iteration = prompts_per_iteration
         self.samples_per_prompt = samples_per_prompt
         self.seed = seed
+        self.part, self.share = part, share
         self._prompts: PromptSet | None = None
 
     @property
@@ -130,7 +135,9 @@ class PromptDataModule(LightningDataModule):
             UserError: see ``load_prompts``.
         """
         if self._prompts is None:
-            self._prompts = load_prompts(self.config, self.tokenizer, room=self.room)
+            self._prompts = load_prompts(
+                self.config, self.tokenizer, room=self.room, part=self.part, share=self.share
+            )
         return self._prompts
 
     @property

@@ -7,7 +7,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from rlhf_lightning.assets import tiny_path
-from rlhf_lightning.data.formats import read_rows
+from rlhf_lightning.data.dialogue import split_pair
+from rlhf_lightning.data.formats import Row, Source, read_rows
+from rlhf_lightning.data.held_out import Part, is_held_out
 from rlhf_lightning.data.rendering import PromptText, render_rows
 from rlhf_lightning.errors import UserError
 
@@ -28,6 +30,7 @@ class PromptSet:
     templated: int  # prompts that went through the chat template
     already_templated: int  # prompts that came with the template's marks and were not wrapped again
     own_system: int  # conversations that kept their own system message instead of data.system_prompt
+    left: int = 0  # prompts on the other side of the split into learning and measuring
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -46,11 +49,14 @@ class PromptSet:
             "with a system message of their own": self.own_system,
             "cut to their last tokens": self.truncated,
             "left out as too long": self.dropped,
+            "on the other side of data.held_out_share": self.left,
         }
         return ", ".join(parts + [f"{count} {what}" for what, count in counts.items() if count])
 
 
-def load_prompts(config: DataConfig, tokenizer: Any, *, room: int) -> PromptSet:
+def load_prompts(
+    config: DataConfig, tokenizer: Any, *, room: int, part: Part = "all", share: float = 0.0
+) -> PromptSet:
     """Read, template, encode and bound the prompts that the config names.
 
     A prompt longer than ``data.max_prompt_length`` keeps its end, where the cue for the answer stands, behind
@@ -60,6 +66,10 @@ def load_prompts(config: DataConfig, tokenizer: Any, *, room: int) -> PromptSet:
         config: where the prompts are and what to do with them; ``limit`` counts rows read.
         tokenizer: of the policy.
         room: tokens that a prompt may take: the model's context length minus ``generation.max_new_tokens``.
+        part: those to learn from, those that are only measured on, or all of ``data.path``. The second are
+            the rows of ``data.held_out`` where it is set, else a share of ``data.path``, and the first the
+            others.
+        share: of ``data.path`` that is held out where ``data.held_out`` is empty, see ``share_held_out``.
 
     Raises:
         UserError: naming the key or the row, if rows cannot be read, a prompt is empty or does not fit in the
@@ -70,9 +80,28 @@ def load_prompts(config: DataConfig, tokenizer: Any, *, room: int) -> PromptSet:
             "generation.max_new_tokens is too large: the model's context length minus it "
             f"leaves room for {room} prompt tokens, and a prompt needs at least 1"
         )
-    path = str(tiny_path("prompts.jsonl")) if config.path == "tiny" else config.path
+    split = config.held_out is None and part != "all" and share > 0
+    if config.held_out is not None and part == "held_out":
+        form = "auto" if config.held_out == "tiny" else config.format
+        config = config.model_copy(update={"path": config.held_out, "format": form})
+        path = str(tiny_path("prompts_heldout.jsonl")) if config.path == "tiny" else config.path
+    else:
+        path = str(tiny_path("prompts.jsonl")) if config.path == "tiny" else config.path
     source = read_rows(path, form=config.format, split=config.split, limit=config.limit)
     texts = render_rows(source, config, tokenizer)
+    if split:
+        pairs = zip(texts, source.rows, strict=True)
+        texts = [
+            item
+            for item, row in pairs
+            if is_held_out(_split_key(item, row, source, config), share) == (part == "held_out")
+        ]
+        if not texts:
+            raise UserError(
+                f"data.held_out_share={share:g} of the {len(source.rows)} prompts of data.path={source.path} "
+                f"leaves none to {'measure on' if part == 'held_out' else 'learn from'}: change the share, "
+                "or name other rows in data.held_out"
+            )
     encoded = encode_prompts(texts, tokenizer)
     bos = tokenizer.bos_token_id
     limit = config.max_prompt_length
@@ -116,7 +145,18 @@ def load_prompts(config: DataConfig, tokenizer: Any, *, room: int) -> PromptSet:
         templated=sum(item.templated for item in texts),
         already_templated=sum(item.already_templated for item in texts),
         own_system=sum(item.own_system for item in texts),
+        left=len(source.rows) - len(texts),
     )
+
+
+def _split_key(item: PromptText, row: Row, source: Source, config: DataConfig) -> str:
+    """What decides on which side a prompt falls: its text before any template, as pairs are split too."""
+    if config.first_words is not None:
+        return item.text
+    if source.pairs:
+        return split_pair(row.values["chosen"], row.values["rejected"])[0]
+    raw = row.values.get(config.prompt_field)
+    return raw if isinstance(raw, str) else item.text
 
 
 def _keep_end(ids: list[int], limit: int, bos: int | None) -> list[int]:

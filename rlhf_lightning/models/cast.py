@@ -60,5 +60,17 @@ def reward_cast(model: ModelConfig) -> Cast:
     return {"reward": Part("reward", model.adapter, trains=True)}
 
 
+def evaluate_cast(
+    model: ModelConfig, *, run: str, against: str | None = None, reward_path: str | None = None
+) -> Cast:
+    """Nobody learns: the policy of ``run``, what it started from, and where asked another run's policy."""
+    cast: Cast = {"policy": Part("policy", run, "run"), "reference": _reference(model)}
+    if against is not None:
+        cast["rival"] = Part("rival", against, "evaluate.against")
+    if reward_path is not None:
+        cast["reward"] = Part("reward", reward_path, "reward.path")
+    return cast
+
+
 def _reference(model: ModelConfig) -> Part:
     return Part(None) if model.adapter is None else Part("reference", model.adapter)

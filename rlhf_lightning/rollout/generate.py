@@ -16,6 +16,7 @@ from rlhf_lightning.config.schema import GenerationConfig
 from rlhf_lightning.data.padding import left_pad, right_pad
 from rlhf_lightning.functional.logprobs import position_ids
 from rlhf_lightning.models.actor_critic import ActorCritic
+from rlhf_lightning.models.roles import Role
 from rlhf_lightning.rollout.sampling import draw, filter_logits, uniforms
 from rlhf_lightning.types import Ended, Generation, Prompts
 
@@ -29,14 +30,16 @@ def generate(
     seed: int,
     iteration: int,
     greedy: bool = False,
+    role: Role = "policy",
     progress: Callable[[int, int], None] | None = None,
 ) -> Generation:
-    """Sample the policy's answer to each prompt.
+    """Sample an answer to each prompt, the policy's unless another role is to speak.
 
     Args:
         prompts: B prompts; ``prompts.rows`` number them in the global batch and fix their random numbers.
         config: length limit, filters, stop texts, rows side by side; the temperature is ``actor_critic``'s.
         greedy: the likeliest token instead of a draw.
+        role: who answers; two roles that are asked alike draw with the same random numbers.
         progress: called with (answers finished, B).
 
     Returns:
@@ -46,7 +49,7 @@ def generate(
     tokens: list[list[int]] = [[] for _ in order]
     ended: list[Ended] = ["length" for _ in order]
     done = 0
-    with actor_critic.roles.use("policy"):
+    with actor_critic.roles.use(role):
         for start in range(0, len(order), config.batch_size):
             chosen = order[start : start + config.batch_size]
             rows = [prompts.rows[i] for i in chosen]
