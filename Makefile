@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python
 export PYTHONWARNINGS ?= ignore::FutureWarning,ignore::DeprecationWarning
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow coverage lint format types smollm2 assets clean
+.PHONY: help setup demo test test-slow test-peer coverage lint format types smollm2 assets clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9_-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -26,6 +26,10 @@ test: setup  ## the whole test suite, under ten minutes on two cores
 
 test-slow: setup  ## the tests that take minutes
 	$(RUN) -m pytest -m slow
+
+test-peer: setup  ## the losses against TRL's current release, which is installed for it
+	$(VENV)/bin/pip install --quiet --upgrade trl
+	$(RUN) -m pytest -m peer tests/peer
 
 coverage: setup  ## branch coverage of the floors that carry the mathematics
 	$(RUN) -m pytest --cov --cov-branch --cov-report=term-missing:skip-covered
