@@ -41,6 +41,7 @@ def train(config: Config, folder: Path, tell: Callable[[PPO], None]) -> PPO:
     if config.trainer.threads is not None:
         torch.set_num_threads(config.trainer.threads)
     parts = build_parts(config)
+    assert isinstance(parts.module, PPO)
     trainer = Trainer(
         accelerator="cpu",
         max_epochs=config.ppo.iterations,
