@@ -116,6 +116,9 @@ def _stage_lines(config: Config) -> list[tuple[str, str]]:
         own = {"sft": config.sft, "reward": config.reward_model, "dpo": config.dpo}[stage]
         size = f"{own.epochs} epochs, batches of {own.batch_size}, at most {own.max_length} tokens each"
         return [("run", size), ("update", f"lr {own.lr:g}, {own.lr_schedule} after {own.warmup} steps")]
+    if stage == "evaluate":
+        asked = f"at most {config.evaluate.prompts} prompts, {config.evaluate.samples} answers to each"
+        return [("reward", config.reward.kind), ("run", asked)]
     ppo, length = config.ppo, config.generation.max_new_tokens
     rates = f"lr {ppo.lr:g}" + (f", critic lr {ppo.critic_lr:g}" if config.has_critic else "")
     return [

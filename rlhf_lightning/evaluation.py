@@ -103,7 +103,7 @@ def build_evaluator(config: Config) -> tuple[Evaluator, str, str | None]:
     )
     evaluator = Evaluator(actor_critic, reward, prompts, config)
     asked = len(evaluator.prompts.ids)
-    return evaluator, f"{prompts.report}; {asked} answers of each to be judged", warning
+    return evaluator, f"{prompts.report}; {asked} answers by each role", warning
 
 
 def print_evaluation(console: Console, found: Evaluation, *, show: int) -> None:

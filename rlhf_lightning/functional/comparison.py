@@ -26,7 +26,9 @@ def win_rate(a: Tensor, b: Tensor) -> float:
     return float(wins(a, b).mean())
 
 
-def bootstrap_interval(values: Tensor, *, seed: int, resamples: int, confidence: float) -> tuple[float, float]:
+def bootstrap_interval(
+    values: Tensor, *, seed: int, resamples: int, confidence: float
+) -> tuple[float, float]:
     """Percentile bootstrap interval of the mean (Efron and Tibshirani 1993, chapter 13).
 
     Prompts are drawn again with replacement, each with all its answers, since answers to one prompt are not
