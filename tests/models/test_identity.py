@@ -1,4 +1,4 @@
-"""The backbone's identity beside a saved adapter: however it is loaded the same, for another model another."""
+"""The identity of a backbone beside a saved adapter: however it is loaded the same, for others another."""
 
 from __future__ import annotations
 
