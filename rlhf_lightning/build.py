@@ -13,6 +13,7 @@ from lightning.pytorch import Trainer, seed_everything
 from rlhf_lightning.callbacks import build_callbacks
 from rlhf_lightning.config.schema import Config, LearnedRewardConfig, TrainingConfig
 from rlhf_lightning.data.datamodule import PromptDataModule
+from rlhf_lightning.data.demonstrations import load_demonstrations
 from rlhf_lightning.data.encoding import answered_pair, judged_pair
 from rlhf_lightning.data.examples import ExampleDataModule, total_steps
 from rlhf_lightning.data.held_out import share_held_out
@@ -22,12 +23,13 @@ from rlhf_lightning.data.rendering import PromptText
 from rlhf_lightning.errors import UserError
 from rlhf_lightning.models.actor_critic import ActorCritic
 from rlhf_lightning.models.backbone import Backbone, load_backbone
-from rlhf_lightning.models.cast import dpo_cast, ppo_cast, reward_cast
+from rlhf_lightning.models.cast import dpo_cast, ppo_cast, reward_cast, sft_cast
 from rlhf_lightning.rewards.build import build_reward
 from rlhf_lightning.stages.base import Stage
 from rlhf_lightning.stages.dpo import DPO
 from rlhf_lightning.stages.ppo import PPO
 from rlhf_lightning.stages.reward import RewardModel
+from rlhf_lightning.stages.sft import SFT
 from rlhf_lightning.tracking import build_loggers
 
 
@@ -45,7 +47,7 @@ def build_parts(config: Config) -> Parts:
     The seed is set first: fresh adapters and heads are the same on every rank and in every process.
     """
     seed_everything(config.seed, verbose=False)
-    builders = {"ppo": _ppo, "reward": _reward_model, "dpo": _dpo}
+    builders = {"ppo": _ppo, "sft": _sft, "reward": _reward_model, "dpo": _dpo}
     return builders[config.stage.name](config, load_backbone(config.model, device=pick_device(config)))
 
 
@@ -70,6 +72,15 @@ def _ppo(config: Config, backbone: Backbone) -> Parts:
         share=share_held_out(config.data.held_out_share, stage="ppo", evaluating=config.evaluate.every > 0),
     )
     return Parts(PPO(actor_critic, reward, config), data)
+
+
+def _sft(config: Config, backbone: Backbone) -> Parts:
+    options = config.sft
+    length = min(options.max_length, backbone.context_length)
+    train, held_out = load_demonstrations(config.data, backbone.tokenizer, max_length=length)
+    actor_critic = ActorCritic(backbone, config.model, cast=sft_cast(config.model), temperature=1.0)
+    module = SFT(actor_critic, config, options, steps=total_steps(len(train), options), held_out=held_out)
+    return Parts(module, _examples(train, held_out, options, config))
 
 
 def _reward_model(config: Config, backbone: Backbone) -> Parts:
