@@ -160,7 +160,7 @@ class DPOConfig(TrainingConfig):
 
     beta: float = Field(0.1, gt=0, description="inverse temperature of the implicit reward")
     loss: Literal["sigmoid", "ipo"] = Field(
-        "sigmoid", description="DPO's own loss, or IPO's (Azar et al. 2023)"
+        "sigmoid", description="DPO's own loss, or IPO's on averages over tokens (Azar et al. 2023)"
     )
     label_smoothing: float = Field(
         0.0, ge=0, lt=0.5, description="share of pairs that are taken to be labelled the wrong way round"

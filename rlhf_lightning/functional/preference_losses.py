@@ -103,8 +103,8 @@ def dpo_loss(
     Mitchell 2023, https://ericmitchell.ai/cdpo.pdf; IPO: Azar et al. 2023, eq. 17,
     https://arxiv.org/abs/2310.12036.
 
-    Note: equation 17 sums log-probabilities over an answer. The usual form of IPO averages them over its tokens
-    (TRL does, by its account with the authors' consent): for that give all four divided by their tokens.
+    Note: equation 17 sums log-probabilities over an answer. The usual form of IPO averages them over its
+    tokens (TRL does, by its account with the authors' consent): for that divide all four by their tokens.
 
     Args:
         policy_chosen: log π(y_chosen|x), (B,), the sum over the answer's tokens, nats.

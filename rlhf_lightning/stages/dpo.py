@@ -53,11 +53,15 @@ class DPO(Supervised[TokenPair]):
         kept = torch.tensor([self.known[pair] for pair in batch], device=chosen.device)
         ref_chosen, ref_rejected = kept.unbind(1)
         options = self.config.dpo
+        tokens = torch.ones_like(kept)
+        if options.loss == "ipo":  # of averages over tokens, see dpo_loss
+            tokens = torch.tensor([[len(p.chosen), len(p.rejected)] for p in batch], device=kept.device)
+        of_chosen, of_rejected = tokens.unbind(1)
         loss, _ = dpo_loss(
-            chosen,
-            rejected,
-            ref_chosen=ref_chosen,
-            ref_rejected=ref_rejected,
+            chosen / of_chosen,
+            rejected / of_rejected,
+            ref_chosen=ref_chosen / of_chosen,
+            ref_rejected=ref_rejected / of_rejected,
             beta=options.beta,
             label_smoothing=options.label_smoothing,
             kind=options.loss,

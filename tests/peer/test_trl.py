@@ -27,12 +27,16 @@ pytestmark = [
 trl = pytest.importorskip("trl", reason="make test-peer installs it")
 datasets = pytest.importorskip("datasets")
 
-CLOSE = {"rtol": 1e-6, "atol": 1e-6}
 PAIRS = [
     {"prompt": "the soup", "chosen": " was warm and the bread was fresh", "rejected": " was cold"},
     {"prompt": "we", "chosen": " would come back", "rejected": " had nothing on the menu worth the price"},
     {"prompt": "a slow waiter", "chosen": " brought noodles", "rejected": " brought a cold plate of rice"},
 ]
+
+
+def assert_equal(ours: Tensor, theirs: Tensor) -> None:
+    """To 1e-6, in the wider of the two types."""
+    torch.testing.assert_close(ours.double(), theirs.double(), rtol=1e-6, atol=1e-6)
 
 
 def common(folder: Path, **options: Any) -> dict[str, Any]:
@@ -110,14 +114,14 @@ class TestPreferenceLosses:
             logits = case.trainer.model(**inputs).logits
             theirs = case.logprobs(case.trainer.model)
         ours = token_logprobs(logits[:, :-1], ids[:, 1:])
-        torch.testing.assert_close(ours[mask].double(), theirs[mask].double(), **CLOSE)
+        assert_equal(ours[mask], theirs[mask])
 
     @pytest.mark.parametrize("beta", [0.05, 0.7])
     def test_dpo(self, preference: Callable[[int], PreferenceCase], beta: float) -> None:
         case = preference(3)
         ours, theirs = case.ours(beta=beta), case.trl_loss("sigmoid", beta=beta)
         assert abs(theirs.item() - 0.6931472) > 1e-3  # the policy is not its reference
-        torch.testing.assert_close(ours, theirs.to(ours.dtype), **CLOSE)
+        assert_equal(ours, theirs)
 
     def test_dpo_gradients(self, preference: Callable[[int], PreferenceCase]) -> None:
         case = preference(3)
@@ -126,18 +130,18 @@ class TestPreferenceLosses:
         ours = torch.autograd.grad(case.ours(beta=0.7), weights)
         assert max(g.abs().max() for g in theirs) > 1e-2
         for a, b in zip(ours, theirs, strict=True):
-            torch.testing.assert_close(a, b, **CLOSE)
+            assert_equal(a, b)
 
     def test_dpo_with_label_smoothing(self, preference: Callable[[int], PreferenceCase]) -> None:
-        """TRL's ``sigmoid`` takes no label smoothing any more. Its ``aot`` does, and sorts log-ratios over the
-        batch first, which changes nothing where the batch is one pair: there it is the smoothed DPO loss.
+        """TRL's ``sigmoid`` takes no label smoothing any more. Its ``aot`` does, and sorts log-ratios over
+        the batch first, which changes nothing where the batch is one pair: there it is the smoothed DPO loss.
         """
         case = preference(1)
         ours, theirs = (
             case.ours(beta=0.7, label_smoothing=0.2),
             case.trl_loss("aot", beta=0.7, label_smoothing=0.2),
         )
-        torch.testing.assert_close(ours, theirs.to(ours.dtype), **CLOSE)
+        assert_equal(ours, theirs)
         assert abs(ours.item() - case.ours(beta=0.7).item()) > 1e-3
 
     def test_the_robust_form_is_two_smoothed_ones_apart(
@@ -147,7 +151,7 @@ class TestPreferenceLosses:
         case, s = preference(3), 0.2
         mixed = 2 * (1 - s) * case.ours(beta=0.7) - case.ours(beta=0.7, label_smoothing=s)
         theirs = case.trl_loss("robust", beta=0.7, label_smoothing=s)
-        torch.testing.assert_close(mixed / (1 - 2 * s), theirs.to(mixed.dtype), **CLOSE)
+        assert_equal(mixed / (1 - 2 * s), theirs)
 
     @pytest.mark.parametrize("beta", [0.1, 0.7])
     def test_ipo(self, preference: Callable[[int], PreferenceCase], beta: float) -> None:
@@ -155,7 +159,7 @@ class TestPreferenceLosses:
         case = preference(3)
         theirs = case.trl_loss("ipo", beta=beta)
         ours = case.ours(beta=beta, kind="ipo", per_token=True)
-        torch.testing.assert_close(ours, theirs.to(ours.dtype), **CLOSE)
+        assert_equal(ours, theirs)
         assert abs(case.ours(beta=beta, kind="ipo").item() - theirs.item()) > 1e-2
 
 
@@ -176,7 +180,7 @@ def test_bradley_terry(folder: Path, tmp_path: Path, with_margin: bool) -> None:
     assert (margin is not None) == with_margin
     chosen, rejected = trainer.model(**batch).logits.squeeze(-1).chunk(2)
     ours, _ = bradley_terry_loss(chosen, rejected, margin=None if margin is None else margin.double())
-    torch.testing.assert_close(ours, theirs.to(ours.dtype), **CLOSE)
+    assert_equal(ours, theirs)
 
 
 REWARDS = [0.3, -1.25, 2.0, 0.7, 0.1, 0.1, -0.4, 0.9]
@@ -208,11 +212,11 @@ def advantages(kind: str, folder: Path, tmp_path: Path, **options: Any) -> Tenso
 class TestGroupAdvantages:
     def test_rloo(self, folder: Path, tmp_path: Path) -> None:
         theirs = advantages("rloo", folder, tmp_path, normalize_advantages=False)
-        torch.testing.assert_close(rloo(torch.tensor(REWARDS), group_size=4), theirs, **CLOSE)
+        assert_equal(rloo(torch.tensor(REWARDS), group_size=4), theirs)
 
     def test_grpo_without_the_deviation(self, folder: Path, tmp_path: Path) -> None:
         theirs = advantages("grpo", folder, tmp_path, scale_rewards="none")
-        torch.testing.assert_close(grpo(torch.tensor(REWARDS), group_size=4, scale=False), theirs, **CLOSE)
+        assert_equal(grpo(torch.tensor(REWARDS), group_size=4, scale=False), theirs)
 
     def test_grpo(self, folder: Path, tmp_path: Path) -> None:
         """TRL divides by the sample's deviation (k - 1) plus 1e-4, ours by the population's (k)."""
@@ -220,4 +224,4 @@ class TestGroupAdvantages:
         groups = torch.tensor(REWARDS, dtype=torch.float64).view(2, 4)
         factor = groups.std(dim=1, correction=0) / (groups.std(dim=1, correction=1) + 1e-4)
         ours = grpo(torch.tensor(REWARDS), group_size=4).double() * factor.repeat_interleave(4)
-        torch.testing.assert_close(ours, theirs.double(), **CLOSE)
+        assert_equal(ours, theirs)

@@ -88,6 +88,19 @@ def test_rewards_margin_and_accuracy_belong_together(make, disturb):
     assert figures["accuracy"] == pytest.approx((lead > 0).float().mean().item())
 
 
+def test_ipo_averages_over_the_tokens_of_an_answer_and_the_rewards_do_not(make, disturb):
+    module = make(loss="ipo", beta=0.5)
+    disturb(module.actor_critic)
+    loss, terms = module.loss(PAIRS, 3)
+    total = 0.0
+    for i, pair in enumerate(PAIRS):
+        chosen = terms["chosen_reward"][i].item() / 0.5 / len(pair.chosen)
+        rejected = terms["rejected_reward"][i].item() / 0.5 / len(pair.rejected)
+        total += (chosen - rejected - 1.0) ** 2
+    assert len({len(pair.chosen) for pair in PAIRS} | {len(pair.rejected) for pair in PAIRS}) > 1
+    assert loss.item() == pytest.approx(total / 3, abs=1e-5)
+
+
 @pytest.mark.parametrize("settings", [{}, {"loss": "ipo"}, {"label_smoothing": 0.2}])
 def test_micro_batches_change_no_gradient(make, disturb, settings):
     module = make(**settings)
