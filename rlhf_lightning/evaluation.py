@@ -113,23 +113,41 @@ def print_evaluation(console: Console, found: Evaluation, *, show: int) -> None:
     if rows:
         console.print(_side_by_side(rows, roles))
         console.print()
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("figure")
-    for role in roles:
-        table.add_column(role, justify="right")
-    for name in found.report["answers"]["policy"]:
-        figures = [found.report["answers"][role][name] for role in roles]
-        table.add_row(safe_text(name), *(Text(_figure(figure)) for figure in figures))
-    table.add_row("kl", _figure(found.report["kl"]))
-    for against, rates in found.report["win_rates"].items():
-        for name, rate in rates.items():
-            table.add_row(
-                safe_text(f"{against}: {name}"),
-                f"{rate['win_rate']:.3f} ({rate['low']:.3f} to {rate['high']:.3f})",
-            )
-    console.print(table)
+    console.print(_figures(found.report, roles))
+    console.print()
+    console.print(_win_rates(found.report))
     share = f"{found.report['confidence']:.0%}"
     console.print(f"{share} intervals by bootstrap over {found.report['prompts']} prompts; ties count half")
+
+
+def _figures(report: dict[str, Any], roles: Sequence[str]) -> Table:
+    """Means by role, and the policy's interval."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("figure")
+    for name in (*roles, "policy from", "to"):
+        table.add_column(name, justify="right")
+    figures = {
+        name: [report["answers"][role][name] for role in roles] for name in report["answers"]["policy"]
+    }
+    figures["kl"] = [report["kl"]]
+    for name, values in figures.items():
+        means = [f"{value['mean'] if isinstance(value, dict) else value:.3f}" for value in values]
+        ends = [f"{values[0][end]:.3f}" for end in ("low", "high")] if isinstance(values[0], dict) else []
+        table.add_row(safe_text(name), *means, *[""] * (len(roles) - len(means)), *ends)
+    return table
+
+
+def _win_rates(report: dict[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("win rate")
+    table.add_column("by")
+    for name in ("mean", "from", "to", "ties"):
+        table.add_column(name, justify="right")
+    for against, rates in report["win_rates"].items():
+        for name, rate in rates.items():
+            numbers = (f"{rate[key]:.3f}" for key in ("win_rate", "low", "high", "ties"))
+            table.add_row(against, safe_text(name), *numbers)
+    return table
 
 
 def _side_by_side(rows: Sequence[dict[str, Any]], roles: Sequence[str]) -> Table:
@@ -143,9 +161,3 @@ def _side_by_side(rows: Sequence[dict[str, Any]], roles: Sequence[str]) -> Table
         ]
         table.add_row(safe_text(row["prompt"]), *cells)
     return table
-
-
-def _figure(value: dict[str, float] | float) -> str:
-    if isinstance(value, float):
-        return f"{value:.3f}"
-    return f"{value['mean']:.3f} ({value['low']:.3f} to {value['high']:.3f})"
