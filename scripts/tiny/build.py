@@ -61,7 +61,7 @@ def load_tokenizer() -> PreTrainedTokenizerFast:
 
 def build_pairs(seed: int) -> None:
     model, tokenizer = load_language_model(tiny_path("model")), load_tokenizer()
-    for name, heldout, each in (("pairs.jsonl", False, 3), ("pairs_heldout.jsonl", True, 6)):
+    for name, heldout, each in (("pairs.jsonl", False, 4), ("pairs_heldout.jsonl", True, 6)):
         prompts = _prompts(seed, heldout=heldout)
         _write(name, make_pairs(prompts, model, tokenizer, each=each, seed=seed, purpose=name))
 

@@ -12,8 +12,10 @@ from rlhf_lightning.assets.gold import gold_score
 from scripts.tiny.grammar import lovely_review, review
 from scripts.tiny.language_model import sample_reviews
 
-FLIPPED = 0.08
-"""The share of pairs that the judge gets wrong."""
+CLEAR = 0.2
+"""The least difference in gold score: closer answers are no pair, the judge calls them a tie."""
+FLIPPED = 0.02
+"""The share of pairs that the judge gets wrong, mostly the close ones."""
 OWN_SHARE = 0.5
 
 
@@ -70,7 +72,7 @@ def make_pairs(
     seed: int,
     purpose: str,
 ) -> list[dict[str, str]]:
-    """Up to ``each`` pairs for every prompt; pairs that the gold rule cannot order are left out."""
+    """Up to ``each`` pairs for every prompt; answers that the judge cannot tell apart are left out."""
     rng = random.Random(f"{seed}/pairs/{purpose}")
     asked = [p for p in prompts for _ in range(each)]
     first = candidate_answers(asked, model, tokenizer, rng, seed=rng.randrange(2**31))
@@ -78,7 +80,7 @@ def make_pairs(
     ordered = []
     for prompt, a, b in zip(asked, first, second, strict=True):
         gap = gold_score(prompt, a) - gold_score(prompt, b)
-        if a.strip() and b.strip() and abs(gap) > 1e-9:
+        if a.strip() and b.strip() and abs(gap) > CLEAR - 1e-9:
             ordered.append((prompt, a, b, gap) if gap > 0 else (prompt, b, a, -gap))
     temperature = _temperature([gap for *_, gap in ordered], FLIPPED)
     pairs = []

@@ -20,7 +20,7 @@ from rlhf_lightning.assets import TINY_FILES, tiny_path  # noqa: E402
 from rlhf_lightning.assets.gold import gold, gold_score  # noqa: E402
 from scripts.tiny.grammar import lexicon, lovely_review, review  # noqa: E402
 from scripts.tiny.language_model import sample_reviews, sft_texts  # noqa: E402
-from scripts.tiny.pairs import FLIPPED  # noqa: E402
+from scripts.tiny.pairs import CLEAR, FLIPPED  # noqa: E402
 from scripts.tiny.prompts import FORMS, MOODS, SETTINGS, heldout_places  # noqa: E402
 from scripts.tiny.reward import load_scorer  # noqa: E402
 
@@ -135,7 +135,8 @@ def test_pairs_are_well_formed_and_mostly_agree_with_gold(name: str) -> None:
     prompts = [p["prompt"] for p in pairs]
     better, worse = gold(prompts, [p["chosen"] for p in pairs]), gold(prompts, [p["rejected"] for p in pairs])
     flipped = sum(a < b for a, b in zip(better, worse, strict=True)) / len(pairs)
-    assert flipped == pytest.approx(FLIPPED, abs=0.035)
+    assert flipped == pytest.approx(FLIPPED, abs=0.015)
+    assert min(abs(a - b) for a, b in zip(better, worse, strict=True)) > CLEAR - 1e-9
     if name == "pairs.jsonl":
         assert 2000 <= len(pairs) <= 3200
 

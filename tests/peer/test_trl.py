@@ -49,7 +49,7 @@ def shaken(model: torch.nn.Module, *, seed: int) -> torch.nn.Module:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in model.parameters():
-            weight += 0.05 * torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+            weight.add_(torch.randn(weight.shape, generator=generator, dtype=weight.dtype), alpha=0.05)
     return model
 
 
