@@ -52,7 +52,9 @@ def dialogue_pairs(file: Path) -> tuple[list[dict[str, str]], list[dict[str, str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("kind", choices=["rt-polarity", "hh"])
     parser.add_argument("source", type=Path)
     parser.add_argument("out", type=Path)
