@@ -13,7 +13,7 @@ import statistics
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from rlhf_lightning.assets import tiny_path
 from rlhf_lightning.assets.gold import gold
@@ -21,7 +21,7 @@ from scripts.tiny.grammar import lovely_review
 from scripts.tiny.language_model import load_language_model, sample_reviews, sft_texts, train_language_model
 from scripts.tiny.pairs import make_pairs
 from scripts.tiny.prompts import distinct_prompts, heldout_places
-from scripts.tiny.reward import TEXT_RULE, centre_on, load_scorer, new_scorer, save_scorer, train_reward
+from scripts.tiny.reward import Scorer, train_reward
 from scripts.tiny.tokenizer import train_tokenizer
 
 STAGES = ("prompts", "model", "pairs", "reward", "facts")
@@ -66,28 +66,11 @@ def build_pairs(seed: int) -> None:
         _write(name, make_pairs(prompts, model, tokenizer, each=each, seed=seed, purpose=name))
 
 
-def build_reward(seed: int, *, epochs: int) -> None:
-    torch.manual_seed(seed)
-    scorer = new_scorer(load_language_model(tiny_path("model")), load_tokenizer()).train()
-    train_reward(scorer, read_rows("pairs.jsonl"), seed=seed, epochs=epochs)
-    centre_on(scorer.eval(), read_rows("pairs_heldout.jsonl"))
-    save_scorer(scorer, tiny_path("reward"), {"text": TEXT_RULE})
+def build_reward(seed: int) -> None:
+    train_reward(tiny_path("reward"), seed=seed)
 
 
-def _load_nf4() -> torch.nn.Module:
-    config = BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
-    )
-    return AutoModelForCausalLM.from_pretrained(
-        tiny_path("model"),
-        quantization_config=config,
-        dtype=torch.float32,
-        device_map="cpu",
-        local_files_only=True,
-    )
-
-
-def measure(seed: int) -> dict[str, float | str]:
+def measure(seed: int) -> dict[str, float]:
     """What the finished parts are worth, on prompts that no training has seen."""
     model, tokenizer = load_language_model(tiny_path("model")), load_tokenizer()
     heldout, pairs = read_rows("prompts_heldout.jsonl"), read_rows("pairs_heldout.jsonl")
@@ -95,23 +78,14 @@ def measure(seed: int) -> dict[str, float | str]:
     samples, ended = sample_reviews(model, tokenizer, prompts, seed=seed + 1)
     rng = random.Random(f"{seed}/best")
     best = [lovely_review(p, rng, judge=lambda q, r: gold([q], [r])[0]) for p in prompts]
-    texts = [p + r for p, r in zip(prompts, samples, strict=True)]
-    best_texts = [p + r for p, r in zip(prompts, best, strict=True)]
     true = torch.tensor(gold(prompts, samples))
 
-    exact = load_scorer(model, tokenizer, tiny_path("reward"))
-    start, top = exact.scores(texts), exact.scores(best_texts)
-    chosen = exact.scores([p["prompt"] + p["chosen"] for p in pairs])
-    gap_gold = [
-        a - b
-        for a, b in zip(
-            gold([p["prompt"] for p in pairs], [p["chosen"] for p in pairs]),
-            gold([p["prompt"] for p in pairs], [p["rejected"] for p in pairs]),
-            strict=True,
-        )
-    ]
-    four_bit = load_scorer(_load_nf4(), tokenizer, tiny_path("reward"))
-    start4, top4 = four_bit.scores(texts), four_bit.scores(best_texts)
+    exact, four_bit = Scorer("none"), Scorer("nf4")
+    start, top = exact.scores(prompts, samples), exact.scores(prompts, best)
+    start4, top4 = four_bit.scores(prompts, samples), four_bit.scores(prompts, best)
+    chosen, _ = exact.sides(pairs)
+    sides = ([p["prompt"] for p in pairs], [p["chosen"] for p in pairs], [p["rejected"] for p in pairs])
+    gaps = [a - b for a, b in zip(gold(sides[0], sides[1]), gold(sides[0], sides[2]), strict=True)]
 
     def together(x: torch.Tensor, y: torch.Tensor) -> float:
         return torch.corrcoef(torch.stack([x, y]))[0, 1].item()
@@ -119,7 +93,7 @@ def measure(seed: int) -> dict[str, float | str]:
     facts: dict[str, float] = {
         "pair_accuracy_heldout": exact.pair_accuracy(pairs),
         "pair_accuracy_heldout_nf4": four_bit.pair_accuracy(pairs),
-        "pair_accuracy_ceiling": statistics.fmean(g > 0 for g in gap_gold),
+        "pair_accuracy_ceiling": statistics.fmean(gap > 0 for gap in gaps),
         "pair_accuracy_first_100": exact.pair_accuracy(pairs[:100]),
         "chosen_mean": chosen.mean().item(),
         "chosen_mean_first_100": chosen[:100].mean().item(),
@@ -135,14 +109,13 @@ def measure(seed: int) -> dict[str, float | str]:
         "ended_share": statistics.fmean(ended),
         "distinct_share": len(set(samples)) / len(samples),
     }
-    return {"text": TEXT_RULE, **{name: round(value, 4) for name, value in facts.items()}}
+    return {name: round(value, 4) for name, value in facts.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=480, help="language model: optimizer steps")
-    parser.add_argument("--epochs", type=int, default=4, help="reward: passes over the pairs")
     parser.add_argument("--only", nargs="+", choices=STAGES, default=STAGES, help="build these parts only")
     args = parser.parse_args()
     torch.set_num_threads(2)  # sums are rounded by how they are split, so the count is part of the recipe
@@ -154,7 +127,7 @@ def main() -> None:
     if "pairs" in args.only:
         build_pairs(args.seed)
     if "reward" in args.only:
-        build_reward(args.seed, epochs=args.epochs)
+        build_reward(args.seed)
     if "facts" in args.only:
         facts = measure(args.seed)
         (tiny_path("reward") / "reward.json").write_text(json.dumps(facts, indent=2) + "\n")

@@ -22,7 +22,7 @@ from scripts.tiny.grammar import lexicon, lovely_review, review  # noqa: E402
 from scripts.tiny.language_model import sample_reviews, sft_texts  # noqa: E402
 from scripts.tiny.pairs import CLEAR, FLIPPED  # noqa: E402
 from scripts.tiny.prompts import FORMS, MOODS, SETTINGS, heldout_places  # noqa: E402
-from scripts.tiny.reward import load_scorer  # noqa: E402
+from scripts.tiny.reward import Scorer  # noqa: E402
 
 SEED = 0
 
@@ -198,20 +198,15 @@ def test_samples_end_vary_and_leave_room_to_improve(
     assert sum(w in known for w in words) / len(words) > 0.99
 
 
-def test_the_stored_reward_is_the_one_described(
-    tokenizer: PreTrainedTokenizerBase, model: LlamaForCausalLM
-) -> None:
-    """Runs last on the shared model: the adapter is put into it."""
+def test_the_stored_reward_is_the_one_described() -> None:
     known, pairs = facts(), rows("pairs_heldout.jsonl")[:100]
-    scorer = load_scorer(model, tokenizer, tiny_path("reward"))
-    assert scorer.head.weight.shape == (1, model.config.hidden_size)
+    scorer = Scorer("none")
     assert scorer.head.weight.dtype == torch.float32 == scorer.head.bias.dtype
-    chosen = scorer.scores([p["prompt"] + p["chosen"] for p in pairs])
-    rejected = scorer.scores([p["prompt"] + p["rejected"] for p in pairs])
+    chosen, rejected = scorer.sides(pairs)
     assert chosen.mean().item() == pytest.approx(known["chosen_mean_first_100"], abs=2e-3)
     accuracy = (chosen > rejected).float().mean().item()
     assert accuracy == pytest.approx(known["pair_accuracy_first_100"], abs=0.011)
-    assert known["chosen_mean"] == pytest.approx(0.0, abs=1e-3)
-    assert known["pair_accuracy_heldout"] >= 0.83  # shipped: 0.8425; the noise allows 0.92
+    assert known["chosen_mean"] == pytest.approx(0.0, abs=0.1)  # centred on nf4 weights
+    assert known["pair_accuracy_heldout"] >= 0.9
     assert known["nf4_correlation"] > 0.98
     assert known["best_mean"] > known["start_mean"] + 1.0
