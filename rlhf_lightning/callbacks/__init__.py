@@ -34,8 +34,9 @@ def build_callbacks(config: Config, run_dir: Path, *, resume_from: int = 0) -> l
     """The callbacks of a run, in the order in which they must run.
 
     BeforeAfter precedes Throughput, whose clock it must not run into; Throughput completes the metrics that
-    all the others read; Samples hands its table to the tracker before Metrics closes the point; Summary reads
-    Metrics' row; Checkpoints saves the state of them all.
+    all the others read; EvaluationCallback adds to them, outside that clock; it and Samples hand their tables
+    to the tracker before Metrics closes the point; Summary reads Metrics' row; Checkpoints saves the state of
+    them all.
 
     ``resume_from``: the first iteration that this process will run, 0 for a new run.
     """
