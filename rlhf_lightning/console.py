@@ -8,6 +8,7 @@ says.
 from __future__ import annotations
 
 import json
+import shlex
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -143,11 +144,22 @@ def print_samples(console: Console, rows: Sequence[dict[str, Any]]) -> None:
         console.print()
 
 
-def next_command(config: Config) -> str:
-    """One command that leads on from this run: from the embedded demo to a sweep, else to other seeds."""
-    if config.model.path == "tiny":
-        return "python train.py -m ppo.beta=0.02,0.05,0.1 ppo.clip=0.1,0.2,0.3"
-    return f"python train.py -m seed={config.seed + 1},{config.seed + 2}  (with the settings of this run)"
+def next_command(config: Config, run_dir: Path) -> str:
+    """One command that leads on from this run to the next stage."""
+    run = shlex.quote(str(run_dir))
+    same = "model=tiny" if config.model.path == "tiny" else f"model.path={shlex.quote(config.model.path)}"
+    rows = "" if config.model.path == "tiny" else " data=..."
+    start = "" if config.model.adapter is None else f" model.adapter={shlex.quote(config.model.adapter)}"
+    match config.stage.name:
+        case "sft":
+            return f"python train.py stage=reward {same} model.adapter={run}{rows}"
+        case "reward":
+            words = f"stage=ppo {same}{start} reward=learned reward.path={run}{rows}"
+            return f"python train.py {words}"
+        case "evaluate":
+            return f"python -m rlhf_lightning.chat {shlex.quote(str(config.run))}"
+        case _:
+            return f"python train.py stage=evaluate run={run}"
 
 
 def print_end(console: Console, run_dir: Path, config: Config) -> None:
@@ -173,7 +185,7 @@ def print_end(console: Console, run_dir: Path, config: Config) -> None:
             )
     # soft_wrap: a path or command cut in two could not be copied.
     console.print(f"results   {run_dir}", markup=False, soft_wrap=True)
-    console.print(f"next      {next_command(config)}", markup=False, soft_wrap=True)
+    console.print(f"next      {next_command(config, run_dir)}", markup=False, soft_wrap=True)
 
 
 def print_checks(console: Console, checks: Sequence[Check]) -> None:

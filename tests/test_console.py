@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -42,7 +43,7 @@ def test_the_plan_shows_every_role_and_the_sum(screen):
         RoleWeight("critic", "critic", "value head", 40_004_097, 0, 160_016_388),
         RoleWeight("reference", "none: the backbone itself", "language-model head", 0, 0, 0),
     ]
-    print_plan(console, make_config(), roles=roles)
+    print_plan(console, make_config(), roles=roles, data="9 prompts")
     lines = {line.split()[0]: line for line in text().splitlines() if line.strip()}
     assert lines["backbone"].split()[1:] == ["0", "6.74B", "3.00", "GiB"]
     assert lines["critic"].split()[1:] == ["critic", "value", "head", "40.0M", "0", "153", "MiB"]
@@ -54,7 +55,9 @@ def test_the_plan_shows_every_role_and_the_sum(screen):
 
 def test_the_plan_takes_names_literally(screen):
     console, text = screen
-    print_plan(console, make_config(model={"name": "[red]x[/nope]", "path": "[/]"}), roles=[])
+    print_plan(
+        console, make_config(model={"name": "[red]x[/nope]", "path": "[/]"}), roles=[], data="9 prompts"
+    )
     assert "[red]x[/nope] ([/])" in text()
 
 
@@ -144,7 +147,7 @@ def test_the_end_says_where_and_what_next(tmp_path):
     lines = out.getvalue().splitlines()
     assert "objective/score 0.750 (best 0.875, iteration 7), 1,234 tokens/s, 1.50 GiB, 61 s" in lines
     assert f"results   {run_dir}" in lines  # in one piece, to be copied
-    assert lines[-1] == "next      python train.py -m ppo.beta=0.02,0.05,0.1 ppo.clip=0.1,0.2,0.3"
+    assert lines[-1] == f"next      python train.py stage=evaluate run={run_dir}"
     assert any(line.startswith("prompt") for line in lines)
 
 
@@ -154,10 +157,18 @@ def test_the_end_without_figures_still_says_where(screen, tmp_path):
     assert "results" in text() and "next" in text()
 
 
-def test_after_a_real_model_other_seeds_come_next():
-    assert next_command(make_config(seed=4, model={"path": "/models/llama"})).startswith(
-        "python train.py -m seed=5,6"
+def test_the_next_command_leads_to_the_next_stage():
+    run = Path("/runs/a b")
+    tiny = make_config(stage={"name": "sft"})
+    assert next_command(tiny, run) == "python train.py stage=reward model=tiny model.adapter='/runs/a b'"
+    model = {"path": "/models/llama", "adapter": "/runs/sft"}
+    real = make_config(stage={"name": "reward"}, model=model)
+    assert next_command(real, Path("/runs/rm")) == (
+        "python train.py stage=ppo model.path=/models/llama model.adapter=/runs/sft "
+        "reward=learned reward.path=/runs/rm data=..."
     )
+    judged = make_config(stage={"name": "evaluate"}, run="/runs/ppo")
+    assert next_command(judged, run) == "python -m rlhf_lightning.chat /runs/ppo"
 
 
 def test_checks_show_pass_fail_and_the_figure(screen):
