@@ -242,6 +242,7 @@ class ActorCritic(nn.Module):
         own = {role: name for role in learning if (name := self.roles.adapter(role)) == role}
         name_base(self.model, self._path)
         self.model.save_pretrained(str(folder), selected_adapters=list(own.values()))
+        (folder / "README.md").unlink(missing_ok=True)  # PEFT's model card: a form with nothing filled in
         for role in own:
             self._identity.save(folder / role)
         for role, head in self.heads.items():
