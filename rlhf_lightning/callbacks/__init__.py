@@ -9,6 +9,7 @@ from lightning.pytorch import Callback
 from rlhf_lightning.callbacks.before_after import BeforeAfter
 from rlhf_lightning.callbacks.checkpoint import Checkpoints
 from rlhf_lightning.callbacks.evaluation import EvaluationCallback
+from rlhf_lightning.callbacks.held_out import HeldOut
 from rlhf_lightning.callbacks.metrics import Metrics
 from rlhf_lightning.callbacks.progress import Progress
 from rlhf_lightning.callbacks.samples import Samples
@@ -20,6 +21,7 @@ __all__ = [
     "BeforeAfter",
     "Checkpoints",
     "EvaluationCallback",
+    "HeldOut",
     "Metrics",
     "Progress",
     "Samples",
@@ -64,4 +66,6 @@ def build_callbacks(config: Config, run_dir: Path, *, resume_from: int = 0) -> l
         Progress(live=own.progress),
         Checkpoints(run_dir, objective=config.target, every=own.checkpoint_every),
     ]
+    if config.stage.name == "reward":
+        callbacks.append(HeldOut(run_dir))
     return callbacks

@@ -55,8 +55,8 @@ def load_demonstrations(
         if not sides[0] or (share and not sides[1]):
             raise UserError(
                 f"data.held_out_share={share:g} of the rows of data.path={config.path} leaves "
-                f"{len(sides[0])} to learn from, {len(sides[1])} to measure on: change the share, or name other "
-                "rows in data.held_out"
+                f"{len(sides[0])} to learn from, {len(sides[1])} to measure on: change the share, or name "
+                "other rows in data.held_out"
             )
     else:
         sides = (

@@ -18,11 +18,12 @@ class DPO(Supervised[TokenPair]):
     """Rafailov et al. 2023, https://arxiv.org/abs/2305.18290, with label smoothing, or IPO.
 
     The implicit reward of an answer is ``beta (log pi - log pi_ref)``, summed over its tokens. The
-    reference's log-probabilities are computed once for all examples, before the first step, always in the same
-    batches, so that a resumed run works with the same bits.
+    reference's log-probabilities are computed once for all examples, before the first step, always in the
+    same batches, so that a resumed run works with the same bits.
     """
 
     name = "dpo"
+    role: Role = "policy"
     rates = {"policy": "dpo.lr"}  # noqa: RUF012  # read only
 
     def on_fit_start(self) -> None:

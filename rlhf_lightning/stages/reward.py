@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from rlhf_lightning.functional.calibration import correlation, reliability, wilson_interval
 from rlhf_lightning.functional.preference_losses import bradley_terry_loss
+from rlhf_lightning.models.roles import Role
 from rlhf_lightning.stages.pairs import pair_places, pair_row, pair_size
 from rlhf_lightning.stages.supervised import Supervised, Terms
 from rlhf_lightning.types import TokenPair
@@ -21,7 +23,11 @@ class RewardModel(Supervised[TokenPair]):
     """
 
     name = "reward_model"
+    role: Role = "reward"
     rates = {"adapter": "reward_model.lr", "head": "reward_model.head_lr"}  # noqa: RUF012  # read only
+
+    measured: Terms | None = None
+    """Scores and lengths of the held-out pairs as last measured, centred."""
 
     def groups(self) -> dict[str, list[torch.nn.Parameter]]:
         head = self.actor_critic.heads["reward"]
@@ -55,9 +61,20 @@ class RewardModel(Supervised[TokenPair]):
         }
 
     def measure(self, examples: Sequence[TokenPair]) -> dict[str, float]:
+        """Beside the figures of training: the accuracy's 95 % interval, the calibration error, and how far
+        scores and lengths go together, over both sides."""
         loss, terms = self.look(examples)
         level = terms["chosen"].mean()
         self.actor_critic.heads["reward"].bias.data -= level.to(self.actor_critic.device)
-        return {"loss": loss} | self.figures(
-            terms | {name: terms[name] - level for name in ("chosen", "rejected")}
-        )
+        terms |= {name: terms[name] - level for name in ("chosen", "rejected")}
+        self.measured = terms
+        figures = {"loss": loss} | self.figures(terms)
+        low, high = wilson_interval(figures["accuracy"] * len(examples), len(examples))
+        scores = torch.cat([terms["chosen"], terms["rejected"]])
+        lengths = torch.cat([terms["chosen_length"], terms["rejected_length"]])
+        return figures | {
+            "accuracy_low": low,
+            "accuracy_high": high,
+            "ece": reliability(terms["chosen"], terms["rejected"]).error,
+            "length_correlation": correlation(scores, lengths),
+        }

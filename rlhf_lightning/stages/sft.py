@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rlhf_lightning.models.forest import Place, Segment
+from rlhf_lightning.models.roles import Role
 from rlhf_lightning.stages.supervised import Supervised, Terms
 from rlhf_lightning.types import Demonstration
 
@@ -19,6 +20,7 @@ class SFT(Supervised[Demonstration]):
     """
 
     name = "sft"
+    role: Role = "policy"
     rates = {"policy": "sft.lr"}  # noqa: RUF012  # read only
 
     def groups(self) -> dict[str, list[torch.nn.Parameter]]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rlhf_lightning.config.schema import Config, TrainingConfig
 from rlhf_lightning.models.actor_critic import ActorCritic
+from rlhf_lightning.models.roles import Role
 from rlhf_lightning.randomness import counted_seed
 from rlhf_lightning.stages.base import Stage
 
@@ -37,6 +38,8 @@ class Supervised(Stage, Generic[E]):
 
     name: str
     """First part of the metrics' names, and the config section."""
+    role: Role
+    """Who learns."""
     rates: dict[str, str]
     """Parameter group -> the setting that holds its peak learning rate."""
 
@@ -118,8 +121,9 @@ class Supervised(Stage, Generic[E]):
         if self.config.model.lora.dropout:  # counted, so that a resumed run drops what the unbroken one did
             torch.manual_seed(counted_seed(self.config.seed, "dropout", step))
         for piece in self.micro_batches(batch):
-            loss, terms = self.loss(piece, denominator)
-            self.manual_backward(loss)
+            with self.actor_critic.roles.use(self.role):  # checkpointed layers run again in the backward
+                loss, terms = self.loss(piece, denominator)
+                self.manual_backward(loss)
             total += float(loss.detach())
             for name, values in terms.items():
                 found[name].append(values.cpu())

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from rlhf_lightning.functional.text_metrics import distinct_n, repetition
 
-ROWS = ["the soup the soup".split(), "warm soup".split()]
+ROWS = [["the", "soup", "the", "soup"], ["warm", "soup"]]
 
 
 def test_distinct_counts_different_ngrams_over_all_answers():
