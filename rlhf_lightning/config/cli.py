@@ -132,12 +132,22 @@ def main(root: Path, argv: list[str] | None = None) -> int:
             raise
         print(e, file=sys.stderr)
         return 1
+    except yaml.YAMLError as e:
+        print(_torn(e), file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         folder = jobs.current
         saved = folder is not None and (folder / "checkpoints" / "last.ckpt").is_file()
         hint = f"; continue with: python train.py resume={folder}" if saved else ""
         print(f"interrupted{hint}", file=sys.stderr)
         return INTERRUPTED
+
+
+def _torn(error: yaml.YAMLError) -> str:
+    """A config file that is no YAML, in one sentence."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    place = f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}" if mark else "a config file"
+    return f"{place}: no valid YAML: {problem or ' '.join(str(error).split())}"
 
 
 def _main(root: Path, argv: list[str], jobs: Jobs) -> int:

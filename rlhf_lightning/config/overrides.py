@@ -29,7 +29,7 @@ class Words:
 def read(tokens: list[str], offered: dict[str, list[str]], *, resuming: bool = False) -> Words:
     """Judge each word by itself: syntax, group choices, deletions."""
     words = Words([], [], [], [], [])
-    for token in tokens:
+    for token in map(_at_home, tokens):
         parsed = None if token.startswith("=") else _parse(token)
         if parsed is None:
             if not (
@@ -62,6 +62,14 @@ def read(tokens: list[str], offered: dict[str, list[str]], *, resuming: bool = F
         plain_key = key not in offered and not key.startswith("hydra") and not parsed.is_delete()
         words.forced.append("++" + token.lstrip("+") if plain_key else token)
     return words
+
+
+def _at_home(token: str) -> str:
+    """Paths below ``~/`` in quotes: Hydra's grammar has no such sign, and everybody types them."""
+    key, equals, value = token.partition("=")
+    if not equals or "~/" not in value or value[0] in "'\"[{":
+        return token
+    return f"{key}={','.join(quoted(one) if one.startswith('~/') else one for one in value.split(','))}"
 
 
 def _parse(token: str) -> Override | None:

@@ -90,7 +90,7 @@ VALUES = [
     ),
     (
         ["reward.kind=lenght"],
-        "reward.kind must be one of learned, classifier, function, length, regex, combined",
+        "reward.kind must be one of learned, classifier, function, length, regex, http, combined",
     ),
     (
         ["reward=combined", "reward.parts.liked.weight=x"],
@@ -248,3 +248,27 @@ def test_a_used_run_folder_is_refused(tmp_path):
     (tmp_path / "config_resolved.yaml").write_text("seed: 0")
     assert complaint(f"hydra.run.dir={tmp_path}").endswith(f"or continue it with resume={tmp_path}")
     assert "hydra.sweep.dir" in complaint("-m", "seed=1,2", f"hydra.sweep.dir={tmp_path}")
+
+
+def test_a_path_below_home_is_taken_as_typed(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "prompts.txt").write_text("the soup\n")
+    words = ["data=text", "data.path=~/prompts.txt", "model.path=~/models/mine", "reward=length"]
+    (job,) = judge(words).jobs
+    assert job.data.path == str(tmp_path / "prompts.txt")
+    assert job.model.path == str(tmp_path / "models" / "mine")
+    sweep = judge(["-m", "data=text", "data.path=~/prompts.txt,~/prompts.txt", "reward=length"]).jobs
+    assert [job.data.path for job in sweep] == [str(tmp_path / "prompts.txt")] * 2
+
+
+def test_a_config_file_that_is_no_yaml_is_one_sentence(tmp_path, capsys):
+    import shutil
+
+    shutil.copytree(ROOT / "conf", tmp_path / "conf")
+    shutil.copytree(ROOT / "sweeps", tmp_path / "sweeps")
+    (tmp_path / "conf" / "reward" / "mine.yaml").write_text("kind: length\ntarget: {a: ???}\n")
+    from rlhf_lightning.config.cli import main
+
+    assert main(tmp_path, ["reward=mine"]) == 1
+    said = capsys.readouterr().err
+    assert "mine.yaml, line 2" in said and "no valid YAML" in said and "Traceback" not in said
