@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rlhf_lightning.assets import tiny_path
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+MESSAGES = "messages"
+
 
 @dataclass(frozen=True)
 class _Text:
@@ -36,7 +38,8 @@ def load_demonstrations(
     """Demonstrations to learn from, and those to measure on.
 
     A row gives a prompt (``data.prompt_field``, text or messages, rendered as for PPO) and an answer: its
-    ``data.completion_field``, or the better side of a pair. A line of plain text is an answer without a
+    ``data.completion_field``, or the better side of a pair. Of a ``messages`` column the last turn, the
+    assistant's, is the answer. A line of plain text is an answer without a
     prompt. The prompt's ids are those that PPO feeds for the same row; the answer ends with the end token.
 
     Args:
@@ -68,7 +71,9 @@ def load_demonstrations(
 
 def _texts(config: DataConfig, path: str, tokenizer: Any, *, tiny: str) -> list[_Text]:
     path = str(tiny_path(tiny)) if path == "tiny" else path
-    source = read_rows(path, form=config.format, split=config.split, limit=config.limit)
+    source = _without_messages(
+        read_rows(path, form=config.format, split=config.split, limit=config.limit), config
+    )
     if source.form == "text":
         answers = [str(row.values["text"]) for row in source.rows]
         prompts = [PromptText(row.place, "") for row in source.rows]
@@ -86,6 +91,25 @@ def _texts(config: DataConfig, path: str, tokenizer: Any, *, tiny: str) -> list[
         for prompt, answer in zip(prompts, answers, strict=True)
         if answer.strip()
     ]
+
+
+def _without_messages(source: Source, config: DataConfig) -> Source:
+    """Conversations in one column as prompt and completion: the last assistant turn is learned."""
+    if MESSAGES not in source.columns or config.prompt_field in source.columns:
+        return source
+    rows = []
+    for row in source.rows:
+        turns = source.field(row, MESSAGES, asked_by=MESSAGES)
+        last = turns[-1] if isinstance(turns, list) and turns else None
+        if not isinstance(last, dict) or last.get("role") != "assistant":
+            raise UserError(
+                f"data.path={source.path}: {row.place}: {MESSAGES!r} must be a list of messages that ends "
+                "with the assistant's"
+            )
+        rows.append(
+            Row(row.place, {config.prompt_field: turns[:-1], config.completion_field: last.get("content")})
+        )
+    return replace(source, rows=rows)
 
 
 def _answer(source: Source, row: Row, config: DataConfig) -> str:

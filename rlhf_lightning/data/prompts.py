@@ -175,7 +175,9 @@ def encode_prompts(texts: list[PromptText], tokenizer: Any) -> list[list[int]]:
     quiet = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
     bos = tokenizer.bos_token_id
     adds_bos = bos is not None and tokenizer("a", **quiet)["input_ids"][:1] == [bos]
-    encoded = []
+    encoded: list[list[int]] = []
+    if not texts:
+        return encoded
     batch = tokenizer([item.text for item in texts], add_special_tokens=False, **quiet)["input_ids"]
     for item, row in zip(texts, batch, strict=True):
         ids = list(row)

@@ -1,0 +1,124 @@
+"""Demonstrations: the prompt as PPO feeds it, the answer as the model writes it, its end included."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from rlhf_lightning.config.schema import DataConfig
+from rlhf_lightning.data.demonstrations import load_demonstrations
+from rlhf_lightning.data.prompts import load_prompts
+from rlhf_lightning.errors import UserError
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}"
+    "{% if m['role'] == 'assistant' %}{{ eos_token }}{% endif %}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+ROWS = [
+    {"prompt": "the soup", "completion": " was warm"},
+    {"prompt": "a slow waiter", "completion": " brought it cold"},
+    {"prompt": "nothing on the menu", "completion": " was fresh"},
+]
+
+
+@pytest.fixture
+def tokenizer(model_folders):
+    return AutoTokenizer.from_pretrained(model_folders["llama"])
+
+
+def write(path: Path, rows: list[dict]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def load(tokenizer, path: str, *, max_length: int = 100, **settings):
+    settings = {"held_out_share": 0.0} | settings
+    return load_demonstrations(DataConfig(path=path, **settings), tokenizer, max_length=max_length)
+
+
+def texts(tokenizer, shown) -> list[tuple[str, str]]:
+    return [
+        (tokenizer.decode(one.ids[: one.learned]), tokenizer.decode(one.ids[one.learned :])) for one in shown
+    ]
+
+
+def test_prompts_are_those_of_ppo_and_answers_end_once(tokenizer, tmp_path):
+    path = write(tmp_path / "rows.jsonl", ROWS)
+    shown, held_out = load(tokenizer, path)
+    asked = load_prompts(DataConfig(path=path), tokenizer, room=100)
+    assert [list(one.ids[: one.learned]) for one in shown] == asked.ids and held_out == []
+    end = tokenizer.eos_token
+    assert texts(tokenizer, shown) == [(row["prompt"], row["completion"] + end) for row in ROWS]
+
+
+def test_the_better_side_of_pairs_is_learned(tokenizer, tmp_path):
+    pair = {"prompt": "the soup", "chosen": " was warm", "rejected": " was cold"}
+    hh = {key: f"\n\nHuman: soup?\n\nAssistant:{pair[key]}" for key in ("chosen", "rejected")}
+    for rows, prompt in (([pair], "the soup"), ([hh], "\n\nHuman: soup?\n\nAssistant:")):
+        shown, _ = load(tokenizer, write(tmp_path / "pairs.jsonl", rows))
+        assert texts(tokenizer, shown) == [(prompt, " was warm" + tokenizer.eos_token)]
+
+
+def test_plain_text_is_all_answer(tokenizer, tmp_path):
+    (tmp_path / "lines.txt").write_text("the soup was warm\n")
+    (one,), _ = load(tokenizer, str(tmp_path / "lines.txt"), format="text")
+    assert one.learned == 0 and tokenizer.decode(one.ids) == "the soup was warm" + tokenizer.eos_token
+
+
+def test_a_conversation_takes_the_template_and_its_own_end(tokenizer, tmp_path):
+    tokenizer.chat_template = TEMPLATE
+    turns = [{"role": "user", "content": "soup?"}, {"role": "assistant", "content": "was warm"}]
+    rows = [
+        {"prompt": turns[:1], "completion": "was warm"},
+        {"prompt": turns[:1], "completion": turns[1:]},
+    ]
+    asked = load_prompts(DataConfig(path=write(tmp_path / "p.jsonl", rows)), tokenizer, room=100)
+    shown, _ = load(tokenizer, str(tmp_path / "p.jsonl"))
+    assert [list(one.ids[: one.learned]) for one in shown] == asked.ids
+    assert texts(tokenizer, shown) == [("<user>soup?<assistant>", "was warm" + tokenizer.eos_token)] * 2
+    shown, _ = load(tokenizer, write(tmp_path / "m.jsonl", [{"messages": turns}]))
+    assert texts(tokenizer, shown) == [("<user>soup?<assistant>", "was warm" + tokenizer.eos_token)]
+
+
+def test_what_is_too_long_loses_the_beginning_of_its_prompt_then_the_end_of_its_answer(tokenizer, tmp_path):
+    path = write(tmp_path / "rows.jsonl", ROWS[:1])
+    (whole,), _ = load(tokenizer, path)
+    answer = len(whole.ids) - whole.learned
+    (short,), _ = load(tokenizer, path, max_length=answer + 1)
+    assert short.learned == 1 and short.ids == whole.ids[whole.learned - 1 :]
+    (tight,), _ = load(tokenizer, path, max_length=2)
+    assert tight.learned == 1 and tight.ids[1:] == whole.ids[whole.learned : whole.learned + 1]
+
+
+def test_a_share_is_held_out_by_the_prompt(tokenizer, tmp_path):
+    rows = [{"prompt": f"the soup {i % 40}", "completion": f" was {i}"} for i in range(120)]
+    train, held_out = load(tokenizer, write(tmp_path / "rows.jsonl", rows), held_out_share=0.3)
+    sides = [{one.ids[: one.learned] for one in side} for side in (train, held_out)]
+    assert not sides[0] & sides[1] and len(sides[0] | sides[1]) == 40 and 4 <= len(sides[1]) <= 20
+
+
+@pytest.mark.parametrize(
+    "rows, settings, sentence",
+    [
+        ([{"prompt": "a", "answer": "b"}], {}, "data.completion_field=completion: no column 'completion'"),
+        ([ROWS[0], {"prompt": "a", "completion": " "}], {}, "1 of 2 answers are empty (line 2)"),
+        ([{"prompt": "a", "completion": 3}], {}, "'completion' must be text, not int"),
+        (ROWS, {"held_out_share": 0.99}, "data.held_out_share=0.99"),
+        ([{"prompt": [{"role": "user", "content": "a"}], "completion": "b"}], {}, "no chat template"),
+    ],
+)
+def test_bad_rows_get_a_sentence(tokenizer, tmp_path, rows, settings, sentence):
+    tokenizer.chat_template = None
+    with pytest.raises(UserError) as caught:
+        load(tokenizer, write(tmp_path / "rows.jsonl", rows), **settings)
+    assert sentence in str(caught.value)
+
+
+def test_empty_answers_are_left_out_on_request(tokenizer, tmp_path):
+    path = write(tmp_path / "rows.jsonl", [ROWS[0], {"prompt": "a", "completion": ""}])
+    shown, _ = load(tokenizer, path, drop_bad=True)
+    assert len(shown) == 1
