@@ -9,6 +9,7 @@ from typing import NoReturn
 from hydra._internal.utils import get_args_parser
 
 from rlhf_lightning.config.describe import known, nearest
+from rlhf_lightning.config.overrides import with_home
 from rlhf_lightning.errors import UserError
 
 
@@ -70,4 +71,5 @@ def parse(argv: list[str]) -> Flags:
     ]
     if args.multirun and printing:
         raise UserError(f"-m runs a sweep and {printing[0]} runs nothing: give one of them")
-    return Flags([*args.overrides, *rest], args.multirun, args.config_name, folders, printing)
+    tokens = [with_home(word) for word in [*args.overrides, *rest]]
+    return Flags(tokens, args.multirun, args.config_name, folders, printing)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +72,23 @@ def _at_home(token: str) -> str:
     if not equals or "~/" not in value or value[0] in "'\"[{":
         return token
     return f"{key}={','.join(quoted(one) if one.startswith('~/') else one for one in value.split(','))}"
+
+
+_HOME = re.compile(r"(?<![^,\[])~/[^,\]]*")  # a whole value, or one of a list or sweep
+
+
+def with_home(token: str) -> str:
+    """A word whose value, or one of whose values, begins with ``~/``, in a form that Hydra's grammar takes.
+
+    The sign itself stays, for whoever opens the path expands it; Hydra's own folders are expanded here.
+    """
+    key, equals, value = token.partition("=")
+    if not equals or "~/" not in value or any(sign in value for sign in "'\"{}()"):
+        return token
+    own = key.lstrip("+").startswith("hydra.")
+    return f"{key}=" + _HOME.sub(
+        lambda m: quoted(os.path.expanduser(m.group()) if own else m.group()), value
+    )
 
 
 def _parse(token: str) -> Override | None:

@@ -272,3 +272,16 @@ def test_a_config_file_that_is_no_yaml_is_one_sentence(tmp_path, capsys):
     assert main(tmp_path, ["reward=mine"]) == 1
     said = capsys.readouterr().err
     assert "mine.yaml, line 2" in said and "no valid YAML" in said and "Traceback" not in said
+
+
+def test_a_path_in_the_home_folder_is_taken_as_it_stands(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "my rows.txt").write_text("the soup\n")
+    config = judge(["data=text", "data.path=~/my rows.txt"]).jobs[0]
+    assert config.data.path == "~/my rows.txt"
+    assert complaint("resume=~/nowhere").startswith("resume=~/nowhere is not there")
+    swept = judge(["-m", "data=text", "data.path=~/my rows.txt,~/my rows.txt"])
+    assert [job.data.path for job in swept.jobs] == ["~/my rows.txt"] * 2
+    judged = judge([f"hydra.run.dir=~/run", "+seed=3", "generation.stop=[~/a,b]"])
+    assert judged.jobs[0].generation.stop == ["~/a", "b"]
+    assert f"hydra.run.dir='{tmp_path}/run'" in judged.command.tokens
