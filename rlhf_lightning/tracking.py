@@ -48,6 +48,13 @@ class IterationWandbLogger(WandbLogger):
         table = wandb.Table(columns=columns, data=[list(row.values()) for row in rows])
         self.experiment.log({name: table}, commit=False)
 
+    @rank_zero_only
+    def log_picture(self, name: str, path: Path) -> None:
+        """Show an image file, in the same point of the history as the next ``log_metrics``."""
+        import wandb
+
+        self.experiment.log({name: wandb.Image(str(path))}, commit=False)
+
 
 def build_loggers(config: Config, run_dir: Path) -> list[Logger]:
     """The loggers that ``config.logger`` asks for, open, with the config already in them; none off rank zero.

@@ -36,9 +36,9 @@ def build_callbacks(config: Config, run_dir: Path, *, resume_from: int = 0) -> l
     """The callbacks of a run, in the order in which they must run.
 
     BeforeAfter precedes Throughput, whose clock it must not run into; Throughput completes the metrics that
-    all the others read; EvaluationCallback adds to them, outside that clock; it and Samples hand their tables
-    to the tracker before Metrics closes the point; Summary reads Metrics' row; Checkpoints saves the state of
-    them all.
+    all the others read; EvaluationCallback adds to them, outside that clock; it, Samples and HeldOut hand
+    tables and a picture to the tracker before Metrics closes the point; Summary reads Metrics' row;
+    Checkpoints saves the state of them all.
 
     ``resume_from``: the first iteration that this process will run, 0 for a new run.
     """
@@ -60,12 +60,12 @@ def build_callbacks(config: Config, run_dir: Path, *, resume_from: int = 0) -> l
             resume_from=resume_from,
         )
         callbacks.append(samples)
+    if config.stage.name == "reward":
+        callbacks.append(HeldOut(run_dir))
     callbacks += [
         metrics,
         Summary(run_dir / "summary.json", metrics=metrics, objective=config.target),
         Progress(live=own.progress),
         Checkpoints(run_dir, objective=config.target, every=own.checkpoint_every),
     ]
-    if config.stage.name == "reward":
-        callbacks.append(HeldOut(run_dir))
     return callbacks

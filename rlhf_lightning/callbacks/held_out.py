@@ -13,18 +13,20 @@ from rlhf_lightning.tracking import IterationWandbLogger
 
 
 class HeldOut(Callback):
-    """Writes the scores of the last measurement, draws them, and hands the picture to W&B."""
+    """Writes the scores at each look at the held-out pairs; draws the last, and hands the picture to W&B."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._run_dir = run_dir
+        self._data, self._picture = run_dir / "held_out.json", run_dir / "held_out.png"
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, RewardModel)
-        if pl_module.measured is None or not trainer.is_global_zero:
+        looked = "eval/accuracy" in pl_module.metrics
+        if pl_module.measured is None or not looked or not trainer.is_global_zero:
             return
-        data, picture = self._run_dir / "held_out.json", self._run_dir / "held_out.png"
-        write_json(data, {name: values.tolist() for name, values in pl_module.measured.items()})
-        draw(data, picture)
+        write_json(self._data, {name: values.tolist() for name, values in pl_module.measured.items()})
+        if trainer.current_epoch + 1 < pl_module.total_iterations:
+            return
+        draw(self._data, self._picture)
         for logger in trainer.loggers:
             if isinstance(logger, IterationWandbLogger):
-                logger.log_image(key="held_out", images=[str(picture)])
+                logger.log_picture("held_out", self._picture)

@@ -28,6 +28,11 @@ class Reliability(NamedTuple):
         return float((self.pairs * gaps).sum() / self.pairs.sum())
 
 
+def ordered_right(chosen: Tensor, rejected: Tensor) -> Tensor:
+    """Which pairs the scores order as the label does, (N,) float64: 1, 0, and 1/2 where they are equal."""
+    return 0.5 * (1 + (chosen.double() - rejected.double()).sign())
+
+
 def reliability(chosen: Tensor, rejected: Tensor, *, bins: int = 10) -> Reliability:
     """How often the model is right, by how sure it is.
 
@@ -48,7 +53,7 @@ def reliability(chosen: Tensor, rejected: Tensor, *, bins: int = 10) -> Reliabil
         raise ValueError(f"bins must be at least 1; got {bins}")
     lead = at_least_float32(chosen).double() - at_least_float32(rejected).double()
     confidence = torch.sigmoid(lead.abs())
-    right = 0.5 * (1 + lead.sign())
+    right = ordered_right(chosen, rejected)
     place = ((confidence - 0.5) * 2 * bins).long().clamp(max=bins - 1)
     count = torch.bincount(place, minlength=bins)
     mean = [torch.bincount(place, weights=x, minlength=bins) / count for x in (confidence, right)]

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from rlhf_lightning.functional.calibration import correlation, reliability, wilson_interval
+from rlhf_lightning.functional.calibration import correlation, ordered_right, reliability, wilson_interval
 
 CHOSEN, REJECTED, INK = "#0072b2", "#e69f00", "#444444"  # Okabe and Ito's blue and orange, also apart in grey
 Pairs = dict[str, Tensor]
@@ -28,34 +28,65 @@ def draw(data: Path, picture: Path) -> None:
     _by_length(axes[1, 1], pairs)
     for axis in axes.flat:
         axis.spines[["top", "right"]].set_visible(False)
-    right = (pairs["chosen"] > pairs["rejected"]).double().sum().item()
-    count = len(pairs["chosen"])
-    low, high = wilson_interval(right, count)
+    right = ordered_right(pairs["chosen"], pairs["rejected"])
+    low, high = wilson_interval(float(right.sum()), len(right))
     figure.suptitle(
-        f"{count} held-out pairs: accuracy {right / count:.3f} (95 % interval {low:.3f} to {high:.3f})"
+        f"{len(right)} held-out pairs: {float(right.mean()):.1%} ordered right "
+        f"(95 % interval {low:.1%} to {high:.1%})"
     )
     figure.savefig(picture, dpi=110)
 
 
 def _calibration(axis: Axes, pairs: Pairs) -> None:
+    """Share ordered right by confidence, with 95 % intervals; grey bars are how many pairs a bin holds."""
     found = reliability(pairs["chosen"], pairs["rejected"])
     some = found.pairs > 0
+    counts, x, y = found.pairs[some].tolist(), found.confidence[some].tolist(), found.accuracy[some].tolist()
     axis.plot([0.5, 1], [0.5, 1], color=INK, linewidth=1, linestyle="--", label="as sure as it is right")
-    axis.plot(found.confidence[some], found.accuracy[some], marker="o", color=CHOSEN)
-    for x, y, n in zip(found.confidence[some], found.accuracy[some], found.pairs[some], strict=True):
-        axis.annotate(f"{n}", (float(x), float(y)), textcoords="offset points", xytext=(4, -12), fontsize=8)
+    axis.errorbar(
+        x, y, yerr=_whiskers(y, counts), marker="o", color=CHOSEN, capsize=3, elinewidth=1,
+        label="this model, 95 % intervals",
+    )  # fmt: skip
     axis.set(
         title=f"Calibration: expected error {found.error:.3f}",
-        xlabel="confidence of the model",
-        ylabel="share it orders right (number of pairs)",
+        xlabel="confidence: probability of the answer it prefers",
+        ylabel="share of pairs ordered right",
+        xlim=(0.49, 1.01),
+        ylim=(-0.03, 1.03),
     )
-    axis.legend(frameon=False)
+    bins = len(found.pairs)
+    behind = axis.twinx()
+    behind.bar(
+        [0.5 + (place + 0.5) / (2 * bins) for place in range(bins)],
+        found.pairs.tolist(),
+        width=0.45 / bins,
+        color="#dddddd",
+    )
+    behind.set(ylabel="pairs (grey bars)", ylim=(0, 3 * max(counts)))
+    behind.spines["top"].set_visible(False)
+    axis.set_zorder(behind.get_zorder() + 1)
+    axis.patch.set_visible(False)
+    axis.legend(frameon=False, loc="upper left")
+
+
+def _whiskers(shares: list[float], counts: list[int]) -> list[list[float]]:
+    """How far the 95 % intervals of shares reach below them, and above."""
+    ends = [wilson_interval(share * n, n) for share, n in zip(shares, counts, strict=True)]
+    # Rounding may put an end on the wrong side of the share by 1e-17, which matplotlib refuses.
+    below = [max(0.0, share - low) for share, (low, _) in zip(shares, ends, strict=True)]
+    above = [max(0.0, high - share) for share, (_, high) in zip(shares, ends, strict=True)]
+    return [below, above]
 
 
 def _scores(axis: Axes, pairs: Pairs) -> None:
     both = torch.cat([pairs["chosen"], pairs["rejected"]])
-    edges = torch.linspace(float(both.min()), float(both.max()) + 1e-9, 31).tolist()
-    axis.hist(pairs["rejected"].tolist(), bins=edges, color=REJECTED, alpha=0.7, label="rejected")
+    edges = torch.linspace(float(both.min()), float(both.max()), 31, dtype=torch.float64).tolist()
+    if edges[0] == edges[-1]:
+        edges = [edges[0] - 0.5, edges[0] + 0.5]
+    axis.hist(
+        pairs["rejected"].tolist(), bins=edges, color=REJECTED, alpha=0.7, hatch="///", edgecolor="white",
+        label="rejected",
+    )  # fmt: skip
     axis.hist(
         pairs["chosen"].tolist(), bins=edges, color=CHOSEN, histtype="step", linewidth=2, label="chosen"
     )
@@ -78,15 +109,27 @@ def _length(axis: Axes, pairs: Pairs) -> None:
     axis.legend(frameon=False)
 
 
-def _by_length(axis: Axes, pairs: Pairs) -> None:
+def by_length(pairs: Pairs) -> dict[str, tuple[float, float, int]]:
+    """Share ordered right, mean margin (chosen minus rejected score) and count, by which side is longer."""
     longer = pairs["chosen_length"] - pairs["rejected_length"]
-    right = 0.5 * (1 + (pairs["chosen"] - pairs["rejected"]).sign())
-    groups = {"chosen is shorter": longer < 0, "equal": longer == 0, "chosen is longer": longer > 0}
-    shown = {name: mask for name, mask in groups.items() if bool(mask.any())}
-    heights = [float(right[mask].mean()) for mask in shown.values()]
-    bars = axis.bar(list(shown), heights, color=CHOSEN, width=0.6)
-    axis.bar_label(
-        bars, labels=[f"{h:.2f} ({int(m.sum())})" for h, m in zip(heights, shown.values(), strict=True)]
-    )
+    groups = {"chosen shorter": longer < 0, "equal length": longer == 0, "chosen longer": longer > 0}
+    right, margin = ordered_right(pairs["chosen"], pairs["rejected"]), pairs["chosen"] - pairs["rejected"]
+    return {
+        name: (float(right[mask].mean()), float(margin[mask].mean()), int(mask.sum()))
+        for name, mask in groups.items()
+        if bool(mask.any())
+    }
+
+
+def _by_length(axis: Axes, pairs: Pairs) -> None:
+    shown = by_length(pairs)
+    shares = [share for share, _, _ in shown.values()]
+    whiskers = _whiskers(shares, [count for _, _, count in shown.values()])
+    names = [
+        f"{name}\n{count} pairs, mean margin {margin:+.2f}" for name, (_, margin, count) in shown.items()
+    ]
+    bars = axis.bar(names, shares, yerr=whiskers, color=CHOSEN, alpha=0.8, width=0.6, capsize=4, ecolor=INK)
+    axis.bar_label(bars, labels=[f"{share:.2f}" for share in shares], label_type="center", color="white")
     axis.axhline(0.5, color=INK, linewidth=1, linestyle="--")
-    axis.set(title="Accuracy by length", ylabel="share it orders right (number of pairs)", ylim=(0, 1.1))
+    axis.tick_params(axis="x", labelsize=8)
+    axis.set(title="By length, with 95 % intervals", ylabel="share of pairs ordered right", ylim=(0, 1.1))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rlhf_lightning.functional.calibration import correlation, reliability, wilson_interval
+from rlhf_lightning.functional.calibration import correlation, ordered_right, reliability, wilson_interval
 from rlhf_lightning.functional.preference_losses import bradley_terry_loss
 from rlhf_lightning.models.roles import Role
 from rlhf_lightning.stages.pairs import pair_places, pair_row, pair_size
@@ -54,7 +54,7 @@ class RewardModel(Supervised[TokenPair]):
     def figures(self, terms: Terms) -> dict[str, float]:
         chosen, rejected = terms["chosen"], terms["rejected"]
         return {
-            "accuracy": float((chosen > rejected).float().mean()),
+            "accuracy": float(ordered_right(chosen, rejected).mean()),
             "margin": float((chosen - rejected).mean()),
             "chosen_score": float(chosen.mean()),
             "rejected_score": float(rejected.mean()),
