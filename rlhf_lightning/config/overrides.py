@@ -31,7 +31,7 @@ class Words:
 def read(tokens: list[str], offered: dict[str, list[str]], *, resuming: bool = False) -> Words:
     """Judge each word by itself: syntax, group choices, deletions."""
     words = Words([], [], [], [], [])
-    for token in map(_at_home, tokens):
+    for token in tokens:
         parsed = None if token.startswith("=") else _parse(token)
         if parsed is None:
             if not (
@@ -66,14 +66,6 @@ def read(tokens: list[str], offered: dict[str, list[str]], *, resuming: bool = F
     return words
 
 
-def _at_home(token: str) -> str:
-    """Paths below ``~/`` in quotes: Hydra's grammar has no such sign, and everybody types them."""
-    key, equals, value = token.partition("=")
-    if not equals or "~/" not in value or value[0] in "'\"[{":
-        return token
-    return f"{key}={','.join(quoted(one) if one.startswith('~/') else one for one in value.split(','))}"
-
-
 _HOME = re.compile(r"(?<![^,\[])~/[^,\]]*")  # a whole value, or one of a list or sweep
 
 
@@ -86,9 +78,7 @@ def with_home(token: str) -> str:
     if not equals or "~/" not in value or any(sign in value for sign in "'\"{}()"):
         return token
     own = key.lstrip("+").startswith("hydra.")
-    return f"{key}=" + _HOME.sub(
-        lambda m: quoted(os.path.expanduser(m.group()) if own else m.group()), value
-    )
+    return f"{key}=" + _HOME.sub(lambda m: quoted(os.path.expanduser(m.group()) if own else m.group()), value)
 
 
 def _parse(token: str) -> Override | None:

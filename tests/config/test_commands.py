@@ -259,6 +259,10 @@ def test_a_path_below_home_is_taken_as_typed(monkeypatch, tmp_path):
     assert job.model.path == str(tmp_path / "models" / "mine")
     sweep = judge(["-m", "data=text", "data.path=~/prompts.txt,~/prompts.txt", "reward=length"]).jobs
     assert [job.data.path for job in sweep] == [str(tmp_path / "prompts.txt")] * 2
+    judged = judge(["hydra.run.dir=~/my run", "generation.stop=[~/a,b]", "reward=length"])
+    assert judged.jobs[0].generation.stop == ["~/a", "b"]
+    assert f"hydra.run.dir='{tmp_path}/my run'" in judged.command.tokens
+    assert complaint("resume=~/nowhere").startswith("resume=~/nowhere is not there")
 
 
 def test_a_config_file_that_is_no_yaml_is_one_sentence(tmp_path, capsys):
@@ -274,14 +278,9 @@ def test_a_config_file_that_is_no_yaml_is_one_sentence(tmp_path, capsys):
     assert "mine.yaml, line 2" in said and "no valid YAML" in said and "Traceback" not in said
 
 
-def test_a_path_in_the_home_folder_is_taken_as_it_stands(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "my rows.txt").write_text("the soup\n")
-    config = judge(["data=text", "data.path=~/my rows.txt"]).jobs[0]
-    assert config.data.path == "~/my rows.txt"
-    assert complaint("resume=~/nowhere").startswith("resume=~/nowhere is not there")
-    swept = judge(["-m", "data=text", "data.path=~/my rows.txt,~/my rows.txt"])
-    assert [job.data.path for job in swept.jobs] == ["~/my rows.txt"] * 2
-    judged = judge([f"hydra.run.dir=~/run", "+seed=3", "generation.stop=[~/a,b]"])
-    assert judged.jobs[0].generation.stop == ["~/a", "b"]
-    assert f"hydra.run.dir='{tmp_path}/run'" in judged.command.tokens
+def test_hydra_prints_a_config_with_a_path_below_home(monkeypatch, tmp_path, capsys):
+    from rlhf_lightning.config.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    assert main(ROOT, ["--cfg", "job", "data=text", "data.path=~/rows.txt", "reward=length"]) == 0
+    assert "path: ~/rows.txt" in capsys.readouterr().out
