@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,7 @@ from rlhf_lightning.data.demonstrations import load_demonstrations
 from rlhf_lightning.data.encoding import answered_pair, judged_pair
 from rlhf_lightning.data.examples import ExampleDataModule, total_steps
 from rlhf_lightning.data.held_out import share_held_out
-from rlhf_lightning.data.preferences import load_split
-from rlhf_lightning.data.prompts import encode_prompts
-from rlhf_lightning.data.rendering import PromptText
+from rlhf_lightning.data.preferences import load_split, pair_prompts
 from rlhf_lightning.errors import UserError
 from rlhf_lightning.models.actor_critic import ActorCritic
 from rlhf_lightning.models.backbone import Backbone, load_backbone
@@ -86,9 +83,11 @@ def _sft(config: Config, backbone: Backbone) -> Parts:
 def _reward_model(config: Config, backbone: Backbone) -> Parts:
     options = config.reward_model
     length = min(options.max_length, backbone.context_length)
-    encode = partial(judged_pair, backbone.tokenizer, max_length=length)
     train, held_out = (
-        [encode(pair.prompt, pair.chosen, pair.rejected, margin=pair.margin) for pair in pairs]
+        [
+            judged_pair(backbone.tokenizer, text, p.chosen, p.rejected, max_length=length, margin=p.margin)
+            for p, (_, text) in zip(pairs, pair_prompts(pairs, config.data, backbone.tokenizer), strict=True)
+        ]
         for pairs in load_split(config.data)
     )
     actor_critic = ActorCritic(backbone, config.model, cast=reward_cast(config.model), temperature=1.0)
@@ -101,16 +100,13 @@ def _reward_model(config: Config, backbone: Backbone) -> Parts:
 def _dpo(config: Config, backbone: Backbone) -> Parts:
     options, tokenizer = config.dpo, backbone.tokenizer
     length = min(options.max_length, backbone.context_length)
-    sides = []
-    for pairs in load_split(config.data):
-        prompts = encode_prompts([PromptText("", pair.prompt) for pair in pairs], tokenizer)
-        sides.append(
-            [
-                answered_pair(tokenizer, ids, p.prompt, p.chosen, p.rejected, max_length=length)
-                for ids, p in zip(prompts, pairs, strict=True)
-            ]
-        )
-    train, held_out = sides
+    train, held_out = (
+        [
+            answered_pair(tokenizer, ids, p.chosen, p.rejected, max_length=length)
+            for p, (ids, _) in zip(pairs, pair_prompts(pairs, config.data, tokenizer), strict=True)
+        ]
+        for pairs in load_split(config.data)
+    )
     actor_critic = ActorCritic(backbone, config.model, cast=dpo_cast(config.model), temperature=1.0)
     module = DPO(actor_critic, config, options, steps=total_steps(len(train), options), held_out=held_out)
     return Parts(module, _examples(train, held_out, options, config))

@@ -125,6 +125,7 @@ class TrainingConfig(Section):
     epochs: int = Field(
         1, ge=1, description="passes over the examples; the last step is filled from a new pass"
     )
+    max_steps: int | None = Field(None, ge=1, description="stop after so many optimizer steps")
     batch_size: int = Field(32, ge=1, description="examples in one optimizer step, over all ranks")
     micro_batch_size: int = Field(
         8, ge=1, description="examples in one forward pass, per rank; changes memory only"

@@ -138,7 +138,7 @@ def _encode(texts: Sequence[_Text], tokenizer: Any, max_length: int) -> list[Dem
 
 
 def _demonstration(prompt: list[int], text: _Text, tokenizer: Any, max_length: int) -> Demonstration:
-    answer = answer_ids(tokenizer, text.prompt.text, text.answer)
+    answer = answer_ids(tokenizer, prompt, text.answer)
     least = min(len(prompt), 1)
     room = max(least, max_length - len(answer))
     kept = _end(prompt, room, tokenizer.bos_token_id)

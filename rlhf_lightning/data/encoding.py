@@ -59,25 +59,27 @@ def judged_pair(
     return TokenPair(tuple(sides[0][min(cut, shared) : shared]), tails[0], tails[1], margin)
 
 
-def answer_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str) -> list[int]:
-    """Ids of an answer as the model would write it behind a prompt of its own, an end token behind.
+def answer_ids(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], answer: str) -> list[int]:
+    """Ids of an answer as the model would write it behind a prompt, an end token behind.
 
     Prompt and answer are tokenised together where the seam falls between two tokens, as it does in running
     text; apart elsewhere, for the prompt's ids are given.
+
+    Args:
+        prompt: its ids as the model is fed them, specials included.
     """
     options = {"add_special_tokens": False, "verbose": False}
-    before = list(tokenizer(prompt, **options).input_ids)
-    whole = list(tokenizer(prompt + answer, **options).input_ids)
-    together = whole[: len(before)] == before
-    ids = whole[len(before) :] if together else list(tokenizer(answer, **options).input_ids)
+    before = str(tokenizer.decode(list(prompt), clean_up_tokenization_spaces=False)) if prompt else ""
+    whole = list(tokenizer(before + answer, **options).input_ids)
+    together = whole[: len(prompt)] == list(prompt)
+    ids = whole[len(prompt) :] if together else list(tokenizer(answer, **options).input_ids)
     end = tokenizer.eos_token_id
     return ids if end is None or ids[-1:] == [end] else [*ids, end]
 
 
 def answered_pair(
     tokenizer: PreTrainedTokenizerBase,
-    prompt_ids: Sequence[int],
-    prompt: str,
+    prompt: Sequence[int],
     chosen: str,
     rejected: str,
     *,
@@ -90,6 +92,6 @@ def answered_pair(
     """
     answers = [answer_ids(tokenizer, prompt, answer) for answer in (chosen, rejected)]
     room = max(1, max_length - max(map(len, answers)))
-    kept = tuple(prompt_ids[-room:])
+    kept = tuple(prompt[-room:])
     tails = [tuple(answer[: max_length - len(kept)]) for answer in answers]
     return TokenPair(kept, tails[0], tails[1])

@@ -19,7 +19,8 @@ E = TypeVar("E")
 
 def total_steps(count: int, options: TrainingConfig) -> int:
     """Optimizer steps of a run over ``count`` examples."""
-    return math.ceil(options.epochs * count / options.batch_size)
+    whole = math.ceil(options.epochs * count / options.batch_size)
+    return whole if options.max_steps is None else min(whole, options.max_steps)
 
 
 class StepDataset(Dataset[list[list[E]]], Generic[E]):
@@ -31,6 +32,11 @@ class StepDataset(Dataset[list[list[E]]], Generic[E]):
         self.seed = seed
         self.shuffle = shuffle
         self.steps = total_steps(len(examples), options)
+
+    @property
+    def used(self) -> list[E]:
+        """The examples that some step takes, each once, in the order of their first use."""
+        return list(dict.fromkeys(one for step in range(self.steps) for one in self._step(step)))
 
     def __getitem__(self, iteration: int) -> list[list[E]]:
         first = iteration * self.options.log_every

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from rlhf_lightning.assets import tiny_path
-from rlhf_lightning.data.dialogue import split_pair
+from rlhf_lightning.data.dialogue import Message, check_messages, hh_messages, split_pair
 from rlhf_lightning.data.formats import Row, Source, read_rows
 from rlhf_lightning.data.held_out import is_held_out
+from rlhf_lightning.data.prompts import encode_prompts
+from rlhf_lightning.data.rendering import PromptText, render_rows
 from rlhf_lightning.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,19 +22,45 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+Prompt = str | tuple[Message, ...]
+
+
 @dataclass(frozen=True)
 class Pair:
-    """Texts as the data has them: ``prompt + chosen`` is one dialogue, ``prompt + rejected`` the other."""
+    """Texts as the data has them; the prompt may be a conversation, which a chat template makes text."""
 
-    prompt: str
+    prompt: Prompt
     chosen: str
     rejected: str
     margin: float = 0.0  # how much better the chosen answer is
+    place: str = field(default="", compare=False)  # of its row, for messages
 
     @property
     def key(self) -> str:
         """What decides on which side of a split the pair falls: its prompt, or its text where it has none."""
-        return self.prompt if self.prompt.strip() else self.chosen
+        if isinstance(self.prompt, str):
+            return self.prompt if self.prompt.strip() else self.chosen
+        return "\n".join(str(message["content"]) for message in self.prompt)
+
+
+def pair_prompts(pairs: Sequence[Pair], config: DataConfig, tokenizer: Any) -> list[tuple[list[int], str]]:
+    """The prompts as PPO has them: the ids that the policy is fed, and the text that the reward reads.
+
+    Raises:
+        UserError: a conversation without a chat template, or a setting that cannot be obeyed.
+    """
+    rows = [Row(pair.place, {config.prompt_field: pair.prompt}) for pair in pairs]
+    some = [row for row in rows if row.values[config.prompt_field] != ""]
+    source = Source(config.path, "jsonl", False, [_as_lists(row) for row in some])
+    texts = iter(render_rows(source, config, tokenizer)) if some else iter(())
+    every = [next(texts) if pair.prompt != "" else PromptText(pair.place, "") for pair in pairs]
+    ids = encode_prompts(every, tokenizer)
+    read = tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return list(zip(ids, read if ids else [], strict=True))
+
+
+def _as_lists(row: Row) -> Row:
+    return Row(row.place, {k: list(v) if isinstance(v, tuple) else v for k, v in row.values.items()})
 
 
 def load_split(config: DataConfig) -> tuple[list[Pair], list[Pair]]:
@@ -60,8 +89,9 @@ def load_split(config: DataConfig) -> tuple[list[Pair], list[Pair]]:
 def load_pairs(config: DataConfig) -> list[Pair]:
     """All pairs of a file, a folder or a dataset.
 
-    Rows with a prompt column (``data.prompt_field``) give all three texts; rows in the Anthropic HH form give
-    two dialogues that are split where they part (``dialogue.split_pair``).
+    A row gives a prompt (``data.prompt_field``, text or messages) and two answers, texts or the last messages
+    of two conversations that begin alike. Rows in the Anthropic HH form give two dialogues that are split
+    where they part (``dialogue.split_pair``), and are conversations under ``data.chat_template=always``.
 
     Args:
         config: its path (``tiny``: the embedded pairs), format, split, fields, limit and ``drop_bad`` count;
@@ -71,6 +101,10 @@ def load_pairs(config: DataConfig) -> list[Pair]:
         UserError: if rows cannot be read, a side is missing or not text, no pair is left, or, unless
             ``data.drop_bad``, two sides are equal or one is empty: with the first such row and their number.
     """
+    if config.first_words is not None:
+        raise UserError(
+            f"data.first_words={config.first_words} cuts prompts, and those of pairs stay whole: leave it out"
+        )
     path = str(tiny_path("pairs.jsonl")) if config.path == "tiny" else config.path
     source = read_rows(path, form=config.format, split=config.split, limit=config.limit)
     pairs: list[Pair] = []
@@ -92,25 +126,43 @@ def load_pairs(config: DataConfig) -> list[Pair]:
 
 
 def _pair(source: Source, row: Row, config: DataConfig) -> Pair:
-    fields = {"data.chosen_field": config.chosen_field, "data.rejected_field": config.rejected_field}
-    if not source.pairs:
-        fields = {"data.prompt_field": config.prompt_field} | fields
-    texts = []
-    for key, name in fields.items():
-        value = source.field(row, name, asked_by=f"{key}={name}")
-        if not isinstance(value, str):
-            kind = type(value).__name__
-            raise UserError(f"data.path={source.path}: {row.place}: {name!r} must be text, not {kind}")
-        texts.append(value)
+    names = {"data.chosen_field": config.chosen_field, "data.rejected_field": config.rejected_field}
+    sides = [source.field(row, name, asked_by=f"{key}={name}") for key, name in names.items()]
     margin = _margin(source, row, config.margin_field)
-    if not source.pairs:
-        prompt, chosen, rejected = texts
-        return Pair(prompt, chosen, rejected, margin)
     try:
-        prompt, chosen, rejected = split_pair(*texts)
-        return Pair(prompt, chosen, rejected, margin)
+        if source.pairs and all(isinstance(side, str) for side in sides):
+            prompt, chosen, rejected = split_pair(*sides)
+            if config.chat_template == "always":
+                return Pair(tuple(hh_messages(prompt)), chosen.strip(), rejected.strip(), margin, row.place)
+            return Pair(prompt, chosen, rejected, margin, row.place)
+        turns, chosen = _last_turn(config.chosen_field, sides[0])
+        other, rejected = _last_turn(config.rejected_field, sides[1])
+        if turns != other:
+            raise ValueError("chosen and rejected are conversations that differ before their last message")
+        if turns:
+            return Pair(tuple(turns), chosen, rejected, margin, row.place)
+        name = config.prompt_field
+        given = source.field(row, name, asked_by=f"data.prompt_field={name}")
+        if isinstance(given, list):
+            return Pair(tuple(check_messages(given)), chosen, rejected, margin, row.place)
+        if not isinstance(given, str):
+            raise ValueError(f"{name!r} must be text or a list of messages, not {type(given).__name__}")
+        return Pair(given, chosen, rejected, margin, row.place)
     except ValueError as error:
         raise UserError(f"data.path={source.path}: {row.place}: {error}") from error
+
+
+def _last_turn(name: str, side: Any) -> tuple[list[Message], str]:
+    """The turns before an answer, none where it is plain text, and the answer."""
+    if isinstance(side, str):
+        return [], side
+    if not isinstance(side, list) or not side:
+        raise ValueError(f"{name!r} must be text or a list of messages, not {type(side).__name__}")
+    last = side[-1]
+    said = last.get("content") if isinstance(last, dict) and last.get("role") == "assistant" else None
+    if not isinstance(said, str):
+        raise ValueError(f"the last message of {name!r} must be the assistant's")
+    return (check_messages(side[:-1]) if len(side) > 1 else []), said
 
 
 def _margin(source: Source, row: Row, name: str | None) -> float:

@@ -73,8 +73,10 @@ class _Renderer:
     def _pair_prompt(self, row: Row) -> str | list[Message]:
         names = ("chosen", "rejected")
         sides = [self.source.field(row, name, asked_by="data.format=hh") for name in names]
+        if isinstance(sides[0], list):  # a conversation, the chosen answer its last message
+            return sides[0][:-1]
         if not all(isinstance(side, str) for side in sides):
-            raise ValueError("chosen and rejected must be text")
+            raise ValueError("chosen and rejected must be text, or both lists of messages")
         prompt, _, _ = split_pair(*sides)
         return hh_messages(prompt) if self.config.chat_template == "always" else prompt
 

@@ -27,7 +27,7 @@ class DPO(Supervised[TokenPair]):
     rates = {"policy": "dpo.lr"}  # noqa: RUF012  # read only
 
     def on_fit_start(self) -> None:
-        examples = self.trainer.datamodule.dataset.examples  # type: ignore[attr-defined]
+        examples = self.trainer.datamodule.dataset.used  # type: ignore[attr-defined]
         self.known = self.reference([*dict.fromkeys([*examples, *self.held_out])])
 
     @torch.no_grad()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from rlhf_lightning.errors import UserError
 from rlhf_lightning.functional.calibration import correlation, ordered_right, reliability, wilson_interval
 from rlhf_lightning.functional.preference_losses import bradley_terry_loss
 from rlhf_lightning.models.roles import Role
@@ -28,6 +29,16 @@ class RewardModel(Supervised[TokenPair]):
 
     measured: Terms | None = None
     """Scores and lengths of the held-out pairs as last measured, centred."""
+
+    def on_fit_start(self) -> None:
+        learned = self.trainer.datamodule.dataset.examples  # type: ignore[attr-defined]
+        pairs = [*learned, *self.held_out]
+        alike = sum(pair.chosen == pair.rejected for pair in pairs)
+        if alike:
+            raise UserError(
+                f"reward_model.max_length={self.options.max_length} is too short: {alike} of {len(pairs)} "
+                "pairs are equal on both sides once cut to it; raise it, or take those pairs out of the data"
+            )
 
     def groups(self) -> dict[str, list[torch.nn.Parameter]]:
         head = self.actor_critic.heads["reward"]

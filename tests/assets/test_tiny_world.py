@@ -206,7 +206,7 @@ def test_the_stored_reward_is_the_one_described() -> None:
     assert chosen.mean().item() == pytest.approx(known["chosen_mean_first_100"], abs=2e-3)
     accuracy = (chosen > rejected).float().mean().item()
     assert accuracy == pytest.approx(known["pair_accuracy_first_100"], abs=0.011)
-    assert known["chosen_mean"] == pytest.approx(0.0, abs=0.1)  # centred on nf4 weights
+    assert known["chosen_mean"] == pytest.approx(0.0, abs=0.2)  # centred on nf4 weights
     assert known["pair_accuracy_heldout"] >= 0.9
     assert known["nf4_correlation"] > 0.98
     assert known["best_mean"] > known["start_mean"] + 1.0

@@ -8,10 +8,12 @@ import logging
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from rlhf_lightning.config.schema import DataConfig
 from rlhf_lightning.data.dialogue import hh_messages, split_pair
-from rlhf_lightning.data.preferences import Pair, load_pairs
+from rlhf_lightning.data.preferences import Pair, load_pairs, load_split, pair_prompts
+from rlhf_lightning.data.prompts import load_prompts
 from rlhf_lightning.errors import UserError
 
 ASK = "\n\nHuman: soup?\n\nAssistant:"
@@ -77,17 +79,17 @@ def test_pairs_that_teach_nothing(tmp_path: Path, caplog, bad: dict, said: str) 
     with pytest.raises(UserError, match=said):
         load_pairs(config)
     with caplog.at_level(logging.WARNING):
-        assert load_pairs(config, drop_bad=True) == [Pair("soup?", "hot", "cold")]
+        assert load_pairs(config.model_copy(update={"drop_bad": True})) == [Pair("soup?", "hot", "cold")]
     assert "1 of 2 pairs teach nothing" in caplog.text
     with pytest.raises(UserError, match="1 of 1 pairs teach nothing"):
-        load_pairs(write(tmp_path / "b.jsonl", [bad]), drop_bad=True)
+        load_pairs(write(tmp_path / "b.jsonl", [bad]).model_copy(update={"drop_bad": True}))
 
 
 @pytest.mark.parametrize(
     ("row", "said"),
     [
         ({"prompt": "soup?", "chosen": "hot"}, "line 2 has no value in column 'rejected'"),
-        ({**GOOD, "chosen": ["hot"]}, "line 2: 'chosen' must be text, not list"),
+        ({**GOOD, "chosen": ["hot"]}, "line 2: the last message of 'chosen' must be the assistant's"),
         ({"chosen": "a", "rejected": "b"}, "line 2 has no value in column 'prompt'"),
     ],
 )
@@ -105,3 +107,73 @@ def test_a_pair_without_a_common_cue(tmp_path: Path) -> None:
 def test_the_embedded_pairs() -> None:
     pairs = load_pairs(DataConfig(path="tiny"))
     assert all(pair.prompt.endswith(":") for pair in pairs)
+
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+ASKED = [{"role": "user", "content": "soup?"}]
+
+
+def said(text: str) -> dict:
+    return {"role": "assistant", "content": text}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"chosen": [*ASKED, said("hot")], "rejected": [*ASKED, said("cold")]},
+        {"prompt": "soup?", "chosen": [*ASKED, said("hot")], "rejected": [*ASKED, said("cold")]},
+        {"prompt": ASKED, "chosen": [said("hot")], "rejected": [said("cold")]},
+        {"prompt": ASKED, "chosen": "hot", "rejected": "cold"},
+    ],
+)
+def test_conversations_take_the_template_as_for_ppo(tmp_path: Path, model_folders, row: dict) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(model_folders["llama"])
+    tokenizer.chat_template = TEMPLATE
+    config = write(tmp_path / "a.jsonl", [row])
+    (pair,) = load_pairs(config)
+    assert (pair.chosen, pair.rejected) == ("hot", "cold")
+    asked = write(tmp_path / "b.jsonl", [{"prompt": ASKED}])
+    ppo = load_prompts(asked, tokenizer, room=100)
+    assert pair_prompts([pair], config, tokenizer) == [(ppo.ids[0], ppo.texts[0])]
+    assert "<user>soup?<assistant>" in ppo.texts[0]
+
+
+def test_plain_and_hh_prompts_are_those_of_ppo(tmp_path: Path, model_folders) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(model_folders["llama"])
+    tokenizer.chat_template = TEMPLATE
+    hh = {"chosen": ASK + " Hot.", "rejected": ASK + " Cold."}
+    for row, template in ((GOOD, "auto"), (GOOD, "always"), (hh, "auto"), (hh, "always")):
+        config = write(tmp_path / "a.jsonl", [row]).model_copy(update={"chat_template": template})
+        ppo = load_prompts(config, tokenizer, room=100)
+        assert pair_prompts(load_pairs(config), config, tokenizer) == [(ppo.ids[0], ppo.texts[0])]
+
+
+def test_a_pair_may_have_no_prompt(tmp_path: Path, model_folders) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(model_folders["llama"])
+    config = write(tmp_path / "a.jsonl", [{**GOOD, "prompt": ""}, GOOD])
+    (ids, text), _ = pair_prompts(load_pairs(config), config, tokenizer)
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text == ""
+
+
+def test_conversations_that_part_before_their_end_are_refused(tmp_path: Path) -> None:
+    row = {"chosen": [*ASKED, said("hot")], "rejected": [{**ASKED[0], "content": "tea?"}, said("cold")]}
+    with pytest.raises(UserError, match="line 1: chosen and rejected are conversations that differ"):
+        load_pairs(write(tmp_path / "a.jsonl", [row]))
+
+
+@pytest.mark.parametrize("margin", ["wide", -1, None, True])
+def test_a_margin_is_a_number_of_at_least_zero(tmp_path: Path, margin) -> None:
+    config = write(tmp_path / "a.jsonl", [{**GOOD, "gap": 2}, {**GOOD, "gap": margin}])
+    config = config.model_copy(update={"margin_field": "gap"})
+    with pytest.raises(UserError, match="line 2"):
+        load_pairs(config)
+    assert load_pairs(config.model_copy(update={"limit": 1}))[0].margin == 2.0
+
+
+def test_a_split_that_leaves_a_side_empty_is_refused(tmp_path: Path) -> None:
+    config = write(tmp_path / "a.jsonl", [GOOD])
+    with pytest.raises(UserError, match=r"data\.held_out_share=0\.1 of the 1 pairs"):
+        load_split(config)

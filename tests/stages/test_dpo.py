@@ -130,8 +130,9 @@ def test_an_answer_is_tokenised_as_in_running_text_and_ends(model_folders):
     tokenizer = AutoTokenizer.from_pretrained(model_folders["llama"])
     together = tokenizer("the soup", add_special_tokens=False).input_ids
     before = tokenizer("the", add_special_tokens=False).input_ids
-    assert before + answer_ids(tokenizer, "the", " soup") == [*together, tokenizer.eos_token_id]
-    inside = answer_ids(tokenizer, "the so", "up")
+    assert before + answer_ids(tokenizer, before, " soup") == [*together, tokenizer.eos_token_id]
+    cut = tokenizer("the so", add_special_tokens=False).input_ids
+    inside = answer_ids(tokenizer, cut, "up")
     assert inside[:-1] == tokenizer("up", add_special_tokens=False).input_ids
 
 
@@ -140,10 +141,10 @@ def test_what_is_too_long_loses_the_beginning_of_the_prompt_first(model_folders)
 
     tokenizer = AutoTokenizer.from_pretrained(model_folders["llama"])
     ids = [5, 6, 7, 8, 9]
-    whole = answered_pair(tokenizer, ids, "x", " soup", " bread soup", max_length=100)
+    whole = answered_pair(tokenizer, ids, " soup", " bread soup", max_length=100)
     assert whole.prompt == tuple(ids)
     longest = max(len(whole.chosen), len(whole.rejected))
-    cut = answered_pair(tokenizer, ids, "x", " soup", " bread soup", max_length=longest + 2)
+    cut = answered_pair(tokenizer, ids, " soup", " bread soup", max_length=longest + 2)
     assert cut.prompt == (8, 9) and cut.chosen == whole.chosen
-    tight = answered_pair(tokenizer, ids, "x", " soup", " bread soup", max_length=2)
+    tight = answered_pair(tokenizer, ids, " soup", " bread soup", max_length=2)
     assert tight.prompt == (9,) and len(tight.chosen) == len(tight.rejected) == 1

@@ -11,12 +11,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rlhf_lightning.build import build_parts
 from rlhf_lightning.config.cli import main
 from rlhf_lightning.config.schema import Config
 from rlhf_lightning.data.padding import right_pad
+from rlhf_lightning.errors import UserError
 from rlhf_lightning.models.actor_critic import ActorCritic
 from rlhf_lightning.models.backbone import load_backbone
 from rlhf_lightning.models.cast import ppo_cast, reward_cast
+from rlhf_lightning.run import fit
 from rlhf_lightning.stages.reward import RewardModel
 from rlhf_lightning.types import TokenPair
 
@@ -112,10 +115,111 @@ def test_held_out_chosen_answers_average_zero_also_after_loading(make, disturb, 
         cast=ppo_cast(config, reward_path=str(tmp_path / "reward")),
         temperature=1.0,
     )
-    ids, mask = right_pad([pair.prompt + pair.chosen for pair in PAIRS], pad_id=3)
-    assert loaded.score(ids, mask).mean().item() == pytest.approx(0.0, abs=1e-4)
+    _, before = module.look(PAIRS)
+    for side in ("chosen", "rejected"):
+        # measured pairs come in the order of their length
+        texts = [pair.prompt + getattr(pair, side) for pair in sorted(PAIRS, key=module.size)]
+        assert torch.allclose(loaded.score(*right_pad(texts, pad_id=3)), before[side], atol=1e-5)
+    assert before["chosen"].mean().item() == pytest.approx(0.0, abs=1e-4)
     assert torch.equal(loaded.value_head.weight, loaded.score_head.weight)
     assert torch.equal(loaded.value_head.bias, loaded.score_head.bias)
+
+
+def test_equal_scores_are_half_right(make):
+    module = make()
+    terms = {"chosen": torch.tensor([2.0, 1.0, 0.0]), "rejected": torch.tensor([1.0, 1.0, 4.0])}
+    found = module.figures(terms)
+    assert found["accuracy"] == 0.5  # right, even, wrong
+    assert found["margin"] == pytest.approx(-1.0)
+
+
+@pytest.fixture
+def configure(model_folders, tmp_path):
+    """``configure(rows, data={...}, ...) -> Config`` of a small reward model on these rows."""
+
+    def build(rows: list[dict], *, data: dict | None = None, **reward_model) -> Config:
+        file = tmp_path / "pairs.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return Config.model_validate(
+            {
+                "stage": {"name": "reward"},
+                "model": {"path": str(model_folders["llama"]), "quantization": "none", "dtype": "float32"},
+                "data": {"path": str(file), "held_out": str(file), "format": "jsonl"} | (data or {}),
+                "reward_model": {"batch_size": 2, "micro_batch_size": 2, "log_every": 1} | reward_model,
+                "reward": {"kind": "length", "target": 3},
+                "trainer": {"accelerator": "cpu"},
+                "callbacks": {"progress": False},
+            }
+        )
+
+    return build
+
+
+ROWS = [
+    {"prompt": "the soup", "chosen": " was warm", "rejected": " was cold", "better": 2},
+    {"prompt": "a waiter", "chosen": " came back", "rejected": " was slow and cold", "better": 0.5},
+]
+
+
+def test_margins_come_from_their_column(configure):
+    found = build_parts(configure(ROWS, data={"margin_field": "better"})).data.dataset.examples
+    assert [pair.margin for pair in found] == [2.0, 0.5]
+    assert [pair.margin for pair in build_parts(configure(ROWS)).data.dataset.examples] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("change", "data", "said"),
+    [
+        ({"rejected": " was warm"}, {}, r"chosen and rejected are equal\); data.drop_bad=true leaves"),
+        ({"chosen": " "}, {}, r"the chosen answer is empty\); data.drop_bad=true leaves"),
+        (
+            {"better": "much"},
+            {"margin_field": "better"},
+            "'better' must be a number of at least 0, not 'much'",
+        ),
+        ({"better": True}, {"margin_field": "better"}, "'better' must be a number of at least 0, not True"),
+        ({"better": -1}, {"margin_field": "better"}, "'better' must be a number of at least 0, not -1"),
+        ({}, {"margin_field": "gap"}, r"data.margin_field=gap\b"),
+        ({}, {"chosen_field": "good"}, r"data.chosen_field=good\b"),
+        ({}, {"held_out": None, "held_out_share": 1e-9}, "leaves 2 to learn from, 0 to measure on"),
+        ({}, {"held_out": None, "held_out_share": 1 - 1e-9}, "leaves 0 to learn from, 2 to measure on"),
+    ],
+)
+def test_bad_pairs_are_a_sentence(configure, change, data, said):
+    with pytest.raises(UserError, match=said):
+        build_parts(configure([ROWS[0] | change, ROWS[1]], data=data))
+
+
+def test_answers_that_are_cut_to_the_same_end_are_refused(configure, tmp_path):
+    rows = [
+        ROWS[0],
+        {"prompt": "we", "chosen": " came and the soup was warm", "rejected": " sat and the soup was warm"},
+    ]
+    config = configure(rows, max_length=2)
+    with pytest.raises(UserError, match=r"reward_model.max_length=2 is too short: 2 of 4 pairs are equal"):
+        fit(build_parts(config), config, tmp_path)
+
+
+def test_each_look_leaves_its_scores_and_the_last_its_picture(configure, tmp_path):
+    config = configure(ROWS, epochs=3, eval_every=2)
+    parts = build_parts(config)
+    seen = []
+    train = parts.module.training_step
+
+    def watch(steps):
+        seen.append(((tmp_path / "held_out.json").exists(), (tmp_path / "held_out.png").exists()))
+        train(steps)
+
+    parts.module.training_step = watch
+    fit(parts, config, tmp_path)
+    assert seen == [(False, False), (False, False), (True, False)]
+    assert (tmp_path / "held_out.png").exists()
+    found = json.loads((tmp_path / "held_out.json").read_text())
+    assert found.keys() == {"chosen", "rejected", "chosen_length", "rejected_length"}
+    row = table(tmp_path)[-1]
+    assert sum(found["chosen"]) / 2 == pytest.approx(0.0, abs=1e-5)
+    assert sum(found["rejected"]) / 2 == pytest.approx(float(row["eval/rejected_score"]), abs=1e-5)
+    assert {"eval/ece", "eval/accuracy_low", "eval/accuracy_high", "eval/length_correlation"} <= row.keys()
 
 
 def table(folder: Path) -> list[dict[str, str]]:

@@ -113,7 +113,7 @@ def test_the_end_is_learned():
     shown, prompts = [], []
     for prompt, answer in texts.items():
         ids = backbone.tokenizer(prompt).input_ids
-        shown.append(Demonstration((*ids, *answer_ids(backbone.tokenizer, prompt, answer)), len(ids)))
+        shown.append(Demonstration((*ids, *answer_ids(backbone.tokenizer, ids, answer)), len(ids)))
         prompts.append(tuple(ids))
     module = SFT(model, config, config.sft, steps=1, held_out=[])
     optimizer = module.configure_optimizers()
