@@ -128,6 +128,24 @@ def test_an_offline_run_and_its_resumption(tmp_path, monkeypatch):
     assert "WANDB_DATA_DIR" not in os.environ and "WANDB_MODE" not in os.environ
 
 
+def test_a_picture_is_in_the_point_that_follows_it(tmp_path):
+    from matplotlib.figure import Figure
+
+    Figure(figsize=(1, 1)).savefig(tmp_path / "drawn.png")
+    (logger,) = build_loggers(make_config(wandb={"mode": "offline"}), tmp_path)
+    logger.log_metrics({"iteration": 0})
+    logger.log_picture("held_out", tmp_path / "drawn.png")
+    logger.log_metrics({"iteration": 1})
+    close_trackers(0)
+    (path,) = run_files(tmp_path)
+    first, last = history(path)
+    assert (first["iteration"], last["iteration"]) == (0, 1)
+    assert not any(name.startswith("held_out") for name in first)
+    assert last["held_out/_type"] == "image-file"
+    (stored,) = path.parent.rglob("held_out_*.png")
+    assert stored.read_bytes() == (tmp_path / "drawn.png").read_bytes()
+
+
 def test_two_jobs_of_a_sweep_are_two_runs(tmp_path):
     ids = []
     for name in ("0", "1"):

@@ -31,8 +31,8 @@ def draw(data: Path, picture: Path) -> None:
     right = ordered_right(pairs["chosen"], pairs["rejected"])
     low, high = wilson_interval(float(right.sum()), len(right))
     figure.suptitle(
-        f"{len(right)} held-out pairs: {float(right.mean()):.1%} ordered right "
-        f"(95 % interval {low:.1%} to {high:.1%})"
+        f"Held-out pairs: {100 * float(right.mean()):.1f} % of {len(right)} ordered right "
+        f"(95 % interval {100 * low:.1f} to {100 * high:.1f} %)"
     )
     figure.savefig(picture, dpi=110)
 
@@ -52,7 +52,8 @@ def _calibration(axis: Axes, pairs: Pairs) -> None:
         xlabel="confidence: probability of the answer it prefers",
         ylabel="share of pairs ordered right",
         xlim=(0.49, 1.01),
-        ylim=(-0.03, 1.03),
+        ylim=(-0.03, 1.25),  # room for the legend
+        yticks=[0, 0.2, 0.4, 0.6, 0.8, 1],
     )
     bins = len(found.pairs)
     behind = axis.twinx()
@@ -126,10 +127,11 @@ def _by_length(axis: Axes, pairs: Pairs) -> None:
     shares = [share for share, _, _ in shown.values()]
     whiskers = _whiskers(shares, [count for _, _, count in shown.values()])
     names = [
-        f"{name}\n{count} pairs, mean margin {margin:+.2f}" for name, (_, margin, count) in shown.items()
+        f"{name}\npairs: {count}\nmean margin {margin:+.2f}" for name, (_, margin, count) in shown.items()
     ]
     bars = axis.bar(names, shares, yerr=whiskers, color=CHOSEN, alpha=0.8, width=0.6, capsize=4, ecolor=INK)
-    axis.bar_label(bars, labels=[f"{share:.2f}" for share in shares], label_type="center", color="white")
+    for bar, share in zip(bars, shares, strict=True):  # at the foot, clear of the whisker
+        axis.annotate(f"{share:.2f}", (bar.get_x() + 0.3, 0.02), ha="center", color="white", fontsize=11)
     axis.axhline(0.5, color=INK, linewidth=1, linestyle="--")
-    axis.tick_params(axis="x", labelsize=8)
+    axis.tick_params(axis="x", labelsize=9)
     axis.set(title="By length, with 95 % intervals", ylabel="share of pairs ordered right", ylim=(0, 1.1))
