@@ -17,6 +17,8 @@ MASK = torch.tensor([[True, True], [True, False], [True, True], [True, True]])
 KL = torch.tensor([[1.0, 1.0], [2.0, 50.0], [0.0, 4.0], [-1.0, 1.0]])
 SCORES = torch.tensor([2.0, 4.0, 3.0, -1.0])
 SHAPED = [1.0, 3.0, 1.0, -1.0]  # scores less half the KL of the response: 2, 2, 4 and 0
+# Two answers a or 2a apart from their mean: the sample's deviation is a sqrt(2), and 1e-4 is added to it.
+NEAR, FAR = 1 / (math.sqrt(2) + 1e-4), 2 / (2 * math.sqrt(2) + 1e-4)
 
 
 def of(kind: str, *, beta: float = 0.5, baseline: RunningBaseline | None = None, ppo=None, **options):
@@ -41,7 +43,7 @@ def spread(gains: list[float]) -> torch.Tensor:
     [
         ("rloo", {}, [-2, 2, 2, -2]),
         ("grpo", {"scale": False}, [-1, 1, 1, -1]),
-        ("grpo", {"scale": True}, [-1, 1, 1, -1]),  # the deviation is 1 in both groups
+        ("grpo", {"scale": True}, [-NEAR, NEAR, NEAR, -NEAR]),
         ("reinforce", {}, [0, 2, 0, -2]),  # the first iteration has its own mean, 1, to compare with
     ],
 )
@@ -54,14 +56,15 @@ def test_a_response_is_judged_by_its_score_less_its_kl(kind, options, gains):
 @pytest.mark.parametrize("whiten", [True, False])
 @pytest.mark.parametrize("kind", ["rloo", "reinforce", "grpo"])
 def test_without_kl_the_score_alone_counts_and_is_not_whitened(kind, whiten):
-    gains = {"rloo": [-2, 2, 4, -4], "reinforce": [0, 2, 1, -3], "grpo": [-1, 1, 1, -1]}[kind]
+    scaled = [-NEAR, NEAR, FAR, -FAR]
+    gains = {"rloo": [-2, 2, 4, -4], "reinforce": [0, 2, 1, -3], "grpo": scaled}[kind]
     advantages, _ = of(kind, beta=0.0, ppo={"whiten_advantages": whiten})
     torch.testing.assert_close(advantages, spread([float(gain) for gain in gains]))
 
 
 def test_grpo_divides_by_the_groups_deviation():
     torch.testing.assert_close(of("grpo", beta=0.0, scale=False)[0], spread([-1.0, 1.0, 2.0, -2.0]))
-    torch.testing.assert_close(of("grpo", beta=0.0, scale=True)[0], spread([-1.0, 1.0, 1.0, -1.0]))
+    torch.testing.assert_close(of("grpo", beta=0.0, scale=True)[0], spread([-NEAR, NEAR, FAR, -FAR]))
 
 
 def test_reinforce_compares_with_earlier_iterations():
