@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar
 
+from rlhf_lightning.errors import UserError
 from rlhf_lightning.randomness import counted_seed
 
+T = TypeVar("T")
 Part = Literal["train", "held_out", "all"]
 SHARE = 0.1  # where the user says nothing
 
@@ -21,6 +24,40 @@ def share_held_out(share: float | None, *, stage: str, evaluating: bool) -> floa
     if share is not None:
         return share
     return 0.0 if stage == "ppo" and not evaluating else SHARE
+
+
+def prompt_key(prompt: Any) -> str:
+    """What decides on which side a row falls, the same in every stage: its prompt before any template.
+
+    Args:
+        prompt: text, or a list of messages, which counts as what they say.
+    """
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(str(message["content"]) for message in prompt)
+
+
+def split_rows(
+    rows: Sequence[T], key: Callable[[T], str], share: float, *, path: str, what: str
+) -> tuple[list[T], list[T]]:
+    """Rows to learn from and rows to measure on.
+
+    Args:
+        path, what: name the rows in messages.
+
+    Raises:
+        UserError: one of the sides is empty.
+    """
+    sides: tuple[list[T], list[T]] = ([], [])
+    for row in rows:
+        sides[is_held_out(key(row), share)].append(row)
+    if not sides[0] or (share and not sides[1]):
+        raise UserError(
+            f"data.held_out_share={share:g} of the {len(rows)} {what} of data.path={path} leaves "
+            f"{len(sides[0])} to learn from, {len(sides[1])} to measure on: change the share, or name other "
+            "rows in data.held_out"
+        )
+    return sides
 
 
 def is_held_out(text: str, share: float) -> bool:

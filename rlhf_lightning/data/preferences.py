@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf_lightning.assets import tiny_path
 from rlhf_lightning.data.dialogue import Message, check_messages, hh_messages, split_pair
 from rlhf_lightning.data.formats import Row, Source, read_rows
-from rlhf_lightning.data.held_out import is_held_out
+from rlhf_lightning.data.held_out import SHARE, prompt_key, split_rows
 from rlhf_lightning.data.prompts import encode_prompts
 from rlhf_lightning.data.rendering import PromptText, render_rows
 from rlhf_lightning.errors import UserError
@@ -38,9 +38,8 @@ class Pair:
     @property
     def key(self) -> str:
         """What decides on which side of a split the pair falls: its prompt, or its text where it has none."""
-        if isinstance(self.prompt, str):
-            return self.prompt if self.prompt.strip() else self.chosen
-        return "\n".join(str(message["content"]) for message in self.prompt)
+        key = prompt_key(self.prompt)
+        return key if key.strip() else self.chosen
 
 
 def pair_prompts(pairs: Sequence[Pair], config: DataConfig, tokenizer: Any) -> list[tuple[list[int], str]]:
@@ -73,17 +72,8 @@ def load_split(config: DataConfig) -> tuple[list[Pair], list[Pair]]:
     if config.held_out is not None:
         path = str(tiny_path("pairs_heldout.jsonl")) if config.held_out == "tiny" else config.held_out
         return pairs, load_pairs(config.model_copy(update={"path": path}))
-    share = 0.1 if config.held_out_share is None else config.held_out_share
-    sides: tuple[list[Pair], list[Pair]] = ([], [])
-    for pair in pairs:
-        sides[is_held_out(pair.key, share)].append(pair)
-    if not sides[0] or (share and not sides[1]):
-        raise UserError(
-            f"data.held_out_share={share:g} of the {len(pairs)} pairs of data.path={config.path} leaves "
-            f"{len(sides[0])} to learn from, {len(sides[1])} to measure on: change the share, or name other "
-            "rows in data.held_out"
-        )
-    return sides
+    share = SHARE if config.held_out_share is None else config.held_out_share
+    return split_rows(pairs, lambda pair: pair.key, share, path=config.path, what="pairs")
 
 
 def load_pairs(config: DataConfig) -> list[Pair]:

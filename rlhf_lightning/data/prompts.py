@@ -7,10 +7,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from rlhf_lightning.assets import tiny_path
-from rlhf_lightning.data.dialogue import split_pair
 from rlhf_lightning.data.formats import Row, Source, read_rows
-from rlhf_lightning.data.held_out import Part, is_held_out
-from rlhf_lightning.data.rendering import PromptText, render_rows
+from rlhf_lightning.data.held_out import Part, is_held_out, prompt_key
+from rlhf_lightning.data.rendering import PromptText, asked, render_rows
 from rlhf_lightning.errors import UserError
 
 if TYPE_CHECKING:
@@ -121,7 +120,7 @@ def load_prompts(
                     f"data.overlong=error: the prompt in {item.place} of data.path={source.path} has "
                     f"{len(row)} tokens, more than data.max_prompt_length={limit}"
                 )
-            ids = _keep_end(row, limit, bos)
+            ids = keep_end(row, limit, bos)
             truncated += 1
         if len(ids) > room:
             raise UserError(
@@ -150,16 +149,11 @@ def load_prompts(
 
 
 def _split_key(item: PromptText, row: Row, source: Source, config: DataConfig) -> str:
-    """What decides on which side a prompt falls: its text before any template, as pairs are split too."""
-    if config.first_words is not None:
-        return item.text
-    if source.pairs:
-        return split_pair(row.values["chosen"], row.values["rejected"])[0]
-    raw = row.values.get(config.prompt_field)
-    return raw if isinstance(raw, str) else item.text
+    """What decides on which side a prompt falls; words that are cut off have no say."""
+    return item.text if config.first_words is not None else prompt_key(asked(source, row, config))
 
 
-def _keep_end(ids: list[int], limit: int, bos: int | None) -> list[int]:
+def keep_end(ids: list[int], limit: int, bos: int | None) -> list[int]:
     """The last tokens; the first place stays the BOS, without which many models lose their footing."""
     if limit > 1 and bos is not None and ids[0] == bos:
         return [bos, *ids[1 - limit :]]

@@ -39,6 +39,32 @@ def render_rows(source: Source, config: DataConfig, tokenizer: Any) -> list[Prom
     return _Renderer(source, config, tokenizer).all()
 
 
+def asked(source: Source, row: Row, config: DataConfig) -> Any:
+    """A row's prompt as the data has it, before any template: text, or a list of messages.
+
+    Raises:
+        ValueError: the row is a pair of which no prompt can be told.
+        UserError: its column is missing.
+    """
+    if source.pairs:
+        return _pair_prompt(source, row, config)
+    if source.form == "text":
+        return row.values[TEXT_COLUMN]
+    name = config.prompt_field
+    return source.field(row, name, asked_by=f"data.prompt_field={name}")
+
+
+def _pair_prompt(source: Source, row: Row, config: DataConfig) -> str | list[Message]:
+    names = ("chosen", "rejected")
+    sides = [source.field(row, name, asked_by="data.format=hh") for name in names]
+    if isinstance(sides[0], list):  # a conversation, the chosen answer its last message
+        return sides[0][:-1]
+    if not all(isinstance(side, str) for side in sides):
+        raise ValueError("chosen and rejected must be text, or both lists of messages")
+    prompt, _, _ = split_pair(*sides)
+    return hh_messages(prompt) if config.chat_template == "always" else prompt
+
+
 class _Renderer:
     def __init__(self, source: Source, config: DataConfig, tokenizer: Any) -> None:
         self.source = source
@@ -55,7 +81,7 @@ class _Renderer:
 
     def _row(self, row: Row) -> PromptText:
         try:
-            value = self._pair_prompt(row) if self.source.pairs else self._field(row)
+            value = asked(self.source, row, self.config)
             if isinstance(value, str):
                 return self._plain(row, value)
             if isinstance(value, list):
@@ -63,22 +89,6 @@ class _Renderer:
             raise ValueError(f"a prompt is text or a list of messages, not {type(value).__name__}")
         except ValueError as error:
             raise UserError(f"data.path={self.source.path}: {row.place}: {error}") from error
-
-    def _field(self, row: Row) -> Any:
-        if self.source.form == "text":
-            return row.values[TEXT_COLUMN]
-        name = self.config.prompt_field
-        return self.source.field(row, name, asked_by=f"data.prompt_field={name}")
-
-    def _pair_prompt(self, row: Row) -> str | list[Message]:
-        names = ("chosen", "rejected")
-        sides = [self.source.field(row, name, asked_by="data.format=hh") for name in names]
-        if isinstance(sides[0], list):  # a conversation, the chosen answer its last message
-            return sides[0][:-1]
-        if not all(isinstance(side, str) for side in sides):
-            raise ValueError("chosen and rejected must be text, or both lists of messages")
-        prompt, _, _ = split_pair(*sides)
-        return hh_messages(prompt) if self.config.chat_template == "always" else prompt
 
     def _plain(self, row: Row, text: str) -> PromptText:
         if not text.strip():
