@@ -36,8 +36,8 @@ class RewardModel(Supervised[TokenPair]):
         alike = sum(pair.chosen == pair.rejected for pair in pairs)
         if alike:
             raise UserError(
-                f"reward_model.max_length={self.options.max_length} is too short: {alike} of {len(pairs)} "
-                "pairs are equal on both sides once cut to it; raise it, or take those pairs out of the data"
+                f"reward_model.max_length={self.options.max_length}: {alike} of {len(pairs)} pairs are equal "
+                "on both sides as tokens cut to that length; raise it, or take those pairs out of the data"
             )
 
     def groups(self) -> dict[str, list[torch.nn.Parameter]]:

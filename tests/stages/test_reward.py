@@ -196,7 +196,7 @@ def test_answers_that_are_cut_to_the_same_end_are_refused(configure, tmp_path):
         {"prompt": "we", "chosen": " came and the soup was warm", "rejected": " sat and the soup was warm"},
     ]
     config = configure(rows, max_length=2)
-    with pytest.raises(UserError, match=r"reward_model.max_length=2 is too short: 2 of 4 pairs are equal"):
+    with pytest.raises(UserError, match=r"reward_model.max_length=2: 2 of 4 pairs are equal"):
         fit(build_parts(config), config, tmp_path)
 
 
