@@ -1,11 +1,12 @@
 """Preference pairs from two public data sets, split so that nothing is trained and measured on.
 
-    python -m benchmarks.real_pairs rt-polarity FOLDER OUT     # FOLDER holds rt-polarity.pos and rt-polarity.neg
-    python -m benchmarks.real_pairs hh FILE OUT                # FILE is a .jsonl.gz of chosen and rejected dialogues
+    python -m benchmarks.real_pairs rt-polarity FOLDER OUT     # FOLDER: rt-polarity.pos, rt-polarity.neg
+    python -m benchmarks.real_pairs hh FILE OUT                # FILE: .jsonl.gz of chosen and rejected
 
-OUT gets train.jsonl and heldout.jsonl. Sentences: a positive one is preferred to a negative one, no sentence is in two
-pairs, and none is on both sides of the split. Dialogues: the last 312 whose prompts are in no other row are held out,
-2,000 others are to learn from.
+OUT gets train.jsonl and heldout.jsonl, and of sentences also prompts.txt and prompts_heldout.txt: sentences
+of pairs from the 1,201st on, and of the held-out ones, for PPO to go on from their first words. Sentences: a
+positive one is preferred to a negative one, no sentence is in two pairs, and none is on both sides of the
+split. Dialogues: the last 312 whose prompts are in no other row are held out, 2,000 others are to learn from.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from rlhf_lightning.data.dialogue import split_pair
 
 HELD_OUT_SENTENCES = 400
 HELD_OUT_DIALOGUES, TRAIN_DIALOGUES = 312, 2000
+REWARD_PAIRS, PROMPTS, HELD_OUT_PROMPTS = 1200, 2000, 256
 
 
 def sentence_pairs(folder: Path) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
@@ -51,6 +53,13 @@ def dialogue_pairs(file: Path) -> tuple[list[dict[str, str]], list[dict[str, str
     return train, [rows[number] for number in sorted(held_out)]
 
 
+def sentences(pairs: list[dict[str, str]], count: int, draw: random.Random) -> str:
+    """Both sides of pairs, shuffled, one a line."""
+    lines = [pair[side] for pair in pairs for side in ("chosen", "rejected")]
+    draw.shuffle(lines)
+    return "\n".join(lines[:count]) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -65,6 +74,12 @@ def main() -> None:
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         (args.out / f"{name}.jsonl").write_text(lines, encoding="utf-8")
         print(f"{name}: {len(rows)} pairs")
+    if args.kind == "rt-polarity":
+        draw = random.Random(0)
+        prompts = sentences(train[REWARD_PAIRS : REWARD_PAIRS + 1500], PROMPTS, draw)
+        (args.out / "prompts.txt").write_text(prompts, encoding="utf-8")
+        others = sentences(held_out, HELD_OUT_PROMPTS, draw)
+        (args.out / "prompts_heldout.txt").write_text(others, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -13,15 +13,19 @@ from rlhf_lightning.config.schema import Config, PPOConfig
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"
 OFFERED = groups(CONF)
+OFFERED["stage"].remove("evaluate")  # it looks at a run: tests/config/test_evaluate_commands.py
 REQUIRED = {  # what a file leaves to the user
     "reward=classifier": ["reward.path=folder"],
     "reward=function": ["reward.function=package.module:name"],
     "reward=regex": ["reward.pattern=a"],
+    "reward=http": ["reward.url=http://localhost:8000/score"],
+    "reward=sentiment": ["reward.parts.learned.reward.path=tiny"],
+    "experiment=smollm2_reward": ["data.path=file"],
     "experiment=smollm2_sentiment": ["data.path=file"],
     **{f"advantage={name}": ["ppo.samples_per_prompt=4"] for name in ("rloo", "grpo", "dr_grpo")},
     **{f"data={name}": ["data.path=file"] for name in OFFERED["data"] if name != "tiny"},
 }
-EMBEDDED = ("learned", "combined", "tiny")  # rewards that sit on the embedded model
+EMBEDDED = ("learned", "combined", "tiny", "sentiment")  # rewards that sit on the embedded model
 
 
 def judge(line: list[str], name: str = "config"):
