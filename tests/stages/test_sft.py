@@ -83,14 +83,18 @@ def test_micro_batches_change_no_gradient(make, disturb):
 
 
 def test_what_lies_beside_changes_nothing(make, disturb):
+    """Neither for the first text of a row, the longest, nor for the last, the shortest."""
     module = make(max_length=40)
     disturb(module.actor_critic)
-    assert len(pack(SHOWN, 40)) == 1
-    others = [Demonstration(tuple((i + 3) % 20 + 1 for i in one.ids), one.learned) for one in SHOWN[1:]]
-    alone = module.loss(SHOWN[:1], 1)[1]["nll"]
-    for company in (SHOWN[1:], others):
-        nll = module.loss([SHOWN[0], *company], 1)[1]["nll"]
-        assert torch.allclose(nll[: len(alone)], alone, atol=1e-5)  # the longest lies first in its row
+    assert [len(one.ids) for one in pack(SHOWN, 40)[0]] == [6, 5, 4, 3]
+    first, last = SHOWN[0], SHOWN[1]
+    changed = {one: Demonstration(tuple((i + 3) % 20 + 1 for i in one.ids), one.learned) for one in SHOWN}
+    for one, cells in ((first, slice(0, 3)), (last, slice(-2, None))):
+        alone = module.loss([one], 1)[1]["nll"]
+        others = [other for other in SHOWN if other is not one]
+        for company in (others, [changed[other] for other in others]):
+            nll = module.loss([*company, one], 1)[1]["nll"]
+            assert torch.allclose(nll[cells], alone, atol=1e-5)
 
 
 def test_packing_by_hand():
