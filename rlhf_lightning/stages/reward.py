@@ -46,6 +46,10 @@ class RewardModel(Supervised[TokenPair]):
         adapter = [p for p in self.actor_critic.parameters_of("reward") if id(p) not in own]
         return {"adapter": adapter, "head": [head.weight]}
 
+    def peaks(self) -> dict[str, float]:
+        options = self.config.reward_model
+        return {"adapter": options.lr, "head": options.head_lr}
+
     def items(self, batch: Sequence[TokenPair]) -> int:
         return len(batch)
 

@@ -67,6 +67,10 @@ class Supervised(Stage, Generic[E]):
     def groups(self) -> dict[str, list[torch.nn.Parameter]]:
         """Trainable tensors by parameter group, in the names of ``rates``."""
 
+    def peaks(self) -> dict[str, float]:
+        """Peak learning rates by parameter group: one for all unless a stage has more."""
+        return dict.fromkeys(self.rates, self.options.lr)
+
     @abstractmethod
     def items(self, batch: Sequence[E]) -> int:
         """What the loss of these examples is divided by."""
@@ -128,7 +132,7 @@ class Supervised(Stage, Generic[E]):
             for name, values in terms.items():
                 found[name].append(values.cpu())
         self.set_rates(
-            {name: self._peak(key) for name, key in self.rates.items()},
+            self.peaks(),
             step=step,
             total=self.steps,
             warmup=options.warmup,
@@ -146,9 +150,6 @@ class Supervised(Stage, Generic[E]):
         size = self.options.micro_batch_size
         for start in range(0, len(ordered), size):
             yield ordered[start : start + size]
-
-    def _peak(self, key: str) -> float:
-        return float(getattr(self.options, key.rpartition(".")[2]))
 
     # ---- held-out rows ----------------------------------------------------------------------------
 

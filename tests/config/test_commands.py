@@ -30,7 +30,7 @@ WORDS = [
     (["model=lama7b"], "model=lama7b is not offered; did you mean model=llama7b?"),
     (["reward=lenght"], "reward=lenght is not offered; did you mean reward=length?"),
     (["ppo=fast"], "ppo=fast is not offered; There are default, tiny"),
-    (["+experiment=smollm2"], "did you mean experiment=smollm2_sentiment?"),
+    (["+experiment=smollm2"], "did you mean experiment=smollm2_reward?"),
     (["model="], "model= (nothing after =) is not offered"),
     (["model"], "model needs a choice: model=gemma2_2b|"),
     (["llama7b"], "llama7b stands alone; did you mean model=llama7b?"),

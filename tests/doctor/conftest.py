@@ -22,7 +22,7 @@ LINES = "the soup\na slow waiter brought a cold\nwe\nnothing on the menu was\nth
 
 @pytest.fixture(scope="session")
 def adapters(model_folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """For each family a folder that serves as SFT adapter and, with its score head, as reward adapter."""
+    """For each family a reward adapter with its score head; an SFT adapter, ``policy``, lies beside it."""
     folders = {}
     for family, path in model_folders.items():
         torch.manual_seed(7)
@@ -35,7 +35,7 @@ def adapters(model_folders: dict[str, Path], tmp_path_factory: pytest.TempPathFa
                 if ".lora_B." in name:
                     parameter.normal_(std=0.05)
         folder = tmp_path_factory.mktemp(f"adapter_{family}")
-        actor_critic.model.save_pretrained(str(folder), selected_adapters=["critic"])
+        actor_critic.model.save_pretrained(str(folder), selected_adapters=["critic", "policy"])
         folders[family] = folder / "critic"
         actor_critic.value_head.save(folders[family] / "score_head.safetensors")
     return folders
@@ -75,7 +75,7 @@ def make_parts(model_folders: dict[str, Path], adapters: dict[str, Path], classi
             "kind": "combined",
             "parts": {"a": {"weight": 0.5, "reward": rewards["learned"]}, "b": {"reward": rewards["length"]}},
         }
-        start = {"adapter": str(adapters[family])} if sft else {}
+        start = {"adapter": str(adapters[family].parent / "policy")} if sft else {}
         config = Config(
             model={"path": str(model_folders[family]), "quantization": "none", "dtype": "float32"}
             | start
