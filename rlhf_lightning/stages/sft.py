@@ -12,6 +12,8 @@ from rlhf_lightning.models.roles import Role
 from rlhf_lightning.stages.supervised import Supervised, Terms
 from rlhf_lightning.types import Demonstration
 
+PACKED = 4  # longest demonstrations to a row: hardly a pad is left, and attention's square stays small
+
 
 class SFT(Supervised[Demonstration]):
     """Minimises the mean negative log-likelihood of every learned token, end tokens included.
@@ -34,9 +36,8 @@ class SFT(Supervised[Demonstration]):
         return len(example.ids)
 
     def loss(self, batch: Sequence[Demonstration], denominator: int) -> tuple[Tensor, Terms]:
-        rows = (
-            pack(batch, self.config.sft.max_length) if self.config.sft.packing else [[one] for one in batch]
-        )
+        width = min(self.config.sft.max_length, PACKED * max(map(self.size, batch)))
+        rows = pack(batch, width) if self.config.sft.packing else [[one] for one in batch]
         forest = self.actor_critic.plant([segments(row) for row in rows])
         answers: list[Place] = []
         for row, places in zip(rows, forest.places, strict=True):
