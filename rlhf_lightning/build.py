@@ -21,6 +21,7 @@ from rlhf_lightning.errors import UserError
 from rlhf_lightning.models.actor_critic import ActorCritic
 from rlhf_lightning.models.backbone import Backbone, load_backbone
 from rlhf_lightning.models.cast import dpo_cast, ppo_cast, reward_cast, sft_cast
+from rlhf_lightning.rewards.base import Reward
 from rlhf_lightning.rewards.build import build_reward
 from rlhf_lightning.stages.base import Stage
 from rlhf_lightning.stages.dpo import DPO
@@ -51,13 +52,6 @@ def build_parts(config: Config) -> Parts:
 def _ppo(config: Config, backbone: Backbone) -> Parts:
     cast = ppo_cast(config.model, reward_path=learned_path(config), critic=config.has_critic)
     actor_critic = ActorCritic(backbone, config.model, cast=cast, temperature=config.generation.temperature)
-    reward = build_reward(
-        config.reward,
-        score=actor_critic.score,
-        tokenizer=backbone.tokenizer,
-        context=backbone.context_length,
-        device=actor_critic.device,
-    )
     data = PromptDataModule(
         config.data,
         backbone.tokenizer,
@@ -68,7 +62,7 @@ def _ppo(config: Config, backbone: Backbone) -> Parts:
         part="train",
         share=share_held_out(config.data.held_out_share, stage="ppo", evaluating=config.evaluate.every > 0),
     )
-    return Parts(PPO(actor_critic, reward, config), data)
+    return Parts(PPO(actor_critic, reward_on(actor_critic, config), config), data)
 
 
 def _sft(config: Config, backbone: Backbone) -> Parts:
@@ -150,6 +144,17 @@ def pick_device(config: Config) -> torch.device:
     if kind == "mps" and not torch.backends.mps.is_available():
         raise UserError("trainer.accelerator=mps needs an Apple GPU, and torch finds none: take cpu")
     return torch.device(kind, 0) if kind == "cuda" else torch.device(kind)
+
+
+def reward_on(actor_critic: ActorCritic, config: Config) -> Reward:
+    """The reward that the config describes; a learned one is the reward role of these roles."""
+    return build_reward(
+        config.reward,
+        score=actor_critic.score,
+        tokenizer=actor_critic.backbone.tokenizer,
+        context=actor_critic.backbone.context_length,
+        device=actor_critic.device,
+    )
 
 
 def learned_path(config: Config) -> str | None:

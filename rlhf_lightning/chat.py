@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from rlhf_lightning.config.locate import locate
 from rlhf_lightning.config.network import stay_local
 from rlhf_lightning.config.subject import Subject, find_subject
+from rlhf_lightning.config.words import count
 from rlhf_lightning.errors import UserError
 
 
@@ -39,7 +40,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         "--temperature", type=_temperature, default=0.7, help="0: greedy (default %(default)s)"
     )
     parser.add_argument(
-        "--max-new-tokens", type=_count, default=200, help="of one answer (default %(default)s)"
+        "--max-new-tokens", type=count, default=200, help="of one answer (default %(default)s)"
     )
     parser.add_argument(
         "--reward", metavar="RM_RUN", help="reward model behind /score (default: the run's own)"
@@ -165,12 +166,6 @@ def _temperature(text: str) -> float:
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"must be a number from 0, not {text!r}")
     return value
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1, not {text!r}")
-    return int(text)
 
 
 if __name__ == "__main__":

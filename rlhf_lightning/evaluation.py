@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rlhf_lightning.build import learned_path, pick_device
+from rlhf_lightning.build import learned_path, pick_device, reward_on
 from rlhf_lightning.callbacks.evaluation import flat_rows, write_evaluation
 from rlhf_lightning.callbacks.files import write_json
 from rlhf_lightning.callbacks.summary import versions
@@ -24,7 +24,6 @@ from rlhf_lightning.console import print_plan, safe_text
 from rlhf_lightning.models.actor_critic import ActorCritic
 from rlhf_lightning.models.backbone import load_backbone
 from rlhf_lightning.models.cast import evaluate_cast
-from rlhf_lightning.rewards.build import build_reward
 from rlhf_lightning.stages.evaluate import Evaluation, Evaluator, held_out_prompts
 from rlhf_lightning.tracking import IterationWandbLogger, build_loggers, close_trackers
 
@@ -88,20 +87,13 @@ def build_evaluator(config: Config) -> tuple[Evaluator, str, str | None]:
         config.model, run=config.run, against=config.evaluate.against, reward_path=learned_path(config)
     )
     actor_critic = ActorCritic(backbone, config.model, cast=cast, temperature=config.generation.temperature)
-    reward = build_reward(
-        config.reward,
-        score=actor_critic.score,
-        tokenizer=backbone.tokenizer,
-        context=backbone.context_length,
-        device=actor_critic.device,
-    )
     place = Path(config.run).expanduser()
     folder = run_of(place.parent if place.parent.name == "adapters" else place)
     trained = read_config(folder, f"run={config.run}") if folder is not None else None
     prompts, warning = held_out_prompts(
         config, backbone.tokenizer, context=backbone.context_length, trained=trained
     )
-    evaluator = Evaluator(actor_critic, reward, prompts, config)
+    evaluator = Evaluator(actor_critic, reward_on(actor_critic, config), prompts, config)
     asked = len(evaluator.prompts.ids)
     return evaluator, f"{prompts.report}; {asked} answers by each role", warning
 

@@ -39,9 +39,8 @@ def subject_cast(subject: Subject, *, reference: bool = False, reward: str | Non
     """
     if subject.judges:
         return {"reward": Part("reward", subject.adapter, "RUN")}
-    cast: Cast = {
-        "policy": Part("policy", subject.adapter, "RUN")
-    }  # a whole model gets one that adds nothing
+    # A whole model has no adapter: its policy is a fresh one, which adds nothing.
+    cast: Cast = {"policy": Part("policy", subject.adapter, "RUN")}
     if reference:
         start = subject.model.adapter
         cast["reference"] = Part(None) if start is None else Part("reference", start)

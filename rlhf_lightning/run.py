@@ -7,8 +7,8 @@ import warnings
 from pathlib import Path
 
 import torch
-import transformers
 
+from rlhf_lightning import loading
 from rlhf_lightning.build import Parts, build_parts, build_trainer
 from rlhf_lightning.callbacks import write_failure
 from rlhf_lightning.config.schema import Config
@@ -99,11 +99,8 @@ def saved_iteration(checkpoint: Path | None) -> int:
 
 def quiet() -> None:
     """Leave the terminal to the run: libraries speak only when something is wrong."""
-    transformers.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
+    loading.quiet()
     for name in ("lightning.pytorch", "lightning.fabric", "bitsandbytes"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=r"lightning\..*")
-    noise = ("`is_gradient_checkpointing` is deprecated", "Could not find a config file", "fan_in_fan_out")
-    for message in noise:
-        warnings.filterwarnings("ignore", message=f".*{message}")
+    warnings.filterwarnings("ignore", message=".*Could not find a config file")

@@ -7,6 +7,8 @@ import os
 import socket
 import sys
 
+from rlhf_lightning.config.network import stay_local
+from rlhf_lightning.config.words import count
 from rlhf_lightning.errors import UserError
 
 TOKEN = "RLHF_REWARD_TOKEN"
@@ -38,7 +40,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", help="folder or hub id of the backbone, where RUN names it wrongly")
     parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0: every network (default %(default)s)")
     parser.add_argument("--port", type=_port, default=8000, help="0: any free one (default %(default)s)")
-    parser.add_argument("--batch-size", type=_count, default=32, help="answers in one forward pass")
+    parser.add_argument("--batch-size", type=count, default=32, help="answers in one forward pass")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ...")
     return parser.parse_args(argv)
 
@@ -56,17 +58,12 @@ def _serve(args: argparse.Namespace) -> int:
 
     found = find_reward_model(args.run, base=args.model)  # a wrong folder is told before anything is loaded
     with _bind(args.host, args.port) as bound:
-        _stay_local(found.model.path)
-        import torch
-        import transformers
-
+        stay_local([found.model.path])
+        from rlhf_lightning.loading import pick_device, quiet
         from rlhf_lightning.serving.load import load_reward_model
 
-        transformers.logging.set_verbosity_error()
-        transformers.utils.logging.disable_progress_bar()
-        device = args.device
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
+        quiet()
+        device = pick_device(args.device)
         model = load_reward_model(args.run, base=args.model, batch_size=args.batch_size, device=device)
         token = os.environ.get(TOKEN, "").strip() or None
         app = make_app(model.reward, model=model.name, token=token)
@@ -106,17 +103,6 @@ def _taken(host: str, port: int, error: OSError) -> str:
     return f"--host {host} --port {port} cannot be served ({error.strerror or error}): take another"
 
 
-def _stay_local(path: str) -> None:
-    """As a run does: the cache alone, where a hub id is named and the hub does not answer."""
-    from pathlib import Path
-
-    from rlhf_lightning.config.network import HUB, reachable
-
-    on_hub = path != "tiny" and not Path(path).expanduser().exists()
-    if on_hub and not reachable(os.environ.get("HF_ENDPOINT", HUB)):
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
-
 def _greeting(description: str, host: str, port: int, asks: bool) -> str:
     here = host in ("127.0.0.1", "localhost", "::1")
     everywhere = host in ("0.0.0.0", "::", "")
@@ -137,12 +123,6 @@ def _greeting(description: str, host: str, port: int, asks: bool) -> str:
 def _port(text: str) -> int:
     if not text.isdigit() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"must be a number from 0 to 65535, not {text!r}")
-    return int(text)
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1, not {text!r}")
     return int(text)
 
 

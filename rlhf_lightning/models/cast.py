@@ -46,13 +46,13 @@ def ppo_cast(model: ModelConfig, *, reward_path: str | None, critic: bool = True
 
 
 def sft_cast(model: ModelConfig) -> Cast:
-    """The policy learns, from ``model.adapter`` where it is set; the reference is what it started from."""
-    return {"policy": Part("policy", model.adapter, trains=True), "reference": _reference(model)}
+    """The policy learns, from ``model.adapter`` where it is set."""
+    return {"policy": Part("policy", model.adapter, trains=True)}
 
 
 def dpo_cast(model: ModelConfig) -> Cast:
-    """As for SFT: the policy learns against a frozen copy of its own beginning."""
-    return sft_cast(model)
+    """As for SFT, against a frozen copy of the policy's own beginning."""
+    return sft_cast(model) | {"reference": _reference(model)}
 
 
 def reward_cast(model: ModelConfig) -> Cast:
