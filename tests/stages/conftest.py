@@ -10,6 +10,8 @@ from lightning.pytorch import Callback, Trainer
 
 from rlhf_lightning.build import build_parts
 from rlhf_lightning.config.schema import Config
+from rlhf_lightning.models.actor_critic import ActorCritic
+from rlhf_lightning.models.backbone import load_backbone
 from rlhf_lightning.types import Scores
 
 SIZES = {"prompts_per_iteration": 8, "minibatch_size": 4, "micro_batch_size": 2, "epochs": 2, "iterations": 2}
@@ -100,5 +102,26 @@ def one_step(make_run):
 
     def make(*, ppo=None, **rest):
         return make_run(ppo=small | (ppo or {}), **rest)[0]
+
+    return make
+
+
+@pytest.fixture
+def supervised(model_folders: dict[str, Path]):
+    """``supervised(SFT, sft_cast, "sft", held_out=[...], lr=...)``: a stage of one step on the small Llama."""
+
+    def make(stage, cast, section: str, *, held_out, **options):
+        name = "reward" if section == "reward_model" else section
+        config = Config(
+            stage={"name": name},
+            model={"path": str(model_folders["llama"])} | PLAIN,
+            reward={"kind": "length", "target": 3},
+            **{section: options},
+        )
+        torch.manual_seed(0)
+        roles = ActorCritic(
+            load_backbone(config.model), config.model, cast=cast(config.model), temperature=1.0
+        )
+        return stage(roles, config, getattr(config, section), steps=1, held_out=held_out)
 
     return make

@@ -7,10 +7,8 @@ import math
 import pytest
 import torch
 
-from rlhf_lightning.config.schema import Config
 from rlhf_lightning.data.encoding import answer_ids, answered_pair
 from rlhf_lightning.models.actor_critic import ActorCritic
-from rlhf_lightning.models.backbone import load_backbone
 from rlhf_lightning.models.cast import dpo_cast
 from rlhf_lightning.stages.dpo import DPO
 from rlhf_lightning.types import TokenPair
@@ -23,21 +21,12 @@ PAIRS = [
 
 
 @pytest.fixture
-def make(model_folders):
-    """``make(**dpo settings) -> DPO`` on the small Llama, its reference known."""
+def make(supervised):
+    """``make(**dpo settings) -> DPO``, its reference known."""
 
     def build(pairs=PAIRS, **dpo) -> DPO:
-        config = Config(
-            stage={"name": "dpo"},
-            model={"path": str(model_folders["llama"]), "quantization": "none", "dtype": "float32"},
-            dpo={"batch_size": 3, "micro_batch_size": 3, "lr": 1e-2, "warmup": 0} | dpo,
-            reward={"kind": "length", "target": 3},
-        )
-        torch.manual_seed(0)
-        actor_critic = ActorCritic(
-            load_backbone(config.model), config.model, cast=dpo_cast(config.model), temperature=1.0
-        )
-        module = DPO(actor_critic, config, config.dpo, steps=1, held_out=[])
+        dpo = {"batch_size": 3, "micro_batch_size": 3, "lr": 1e-2, "warmup": 0} | dpo
+        module = supervised(DPO, dpo_cast, "dpo", held_out=[], **dpo)
         module.known = module.reference(pairs)
         return module
 

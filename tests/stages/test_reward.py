@@ -34,19 +34,10 @@ PAIRS = [
 
 
 @pytest.fixture
-def make(model_folders):
+def make(supervised):
     def build(**options) -> RewardModel:
-        config = Config(
-            stage={"name": "reward"},
-            model={"path": str(model_folders["llama"]), "quantization": "none", "dtype": "float32"},
-            reward_model={"batch_size": 4, "micro_batch_size": 4, "warmup": 0} | options,
-            reward={"kind": "length", "target": 3},
-        )
-        torch.manual_seed(0)
-        actor_critic = ActorCritic(
-            load_backbone(config.model), config.model, cast=reward_cast(config.model), temperature=1.0
-        )
-        return RewardModel(actor_critic, config, config.reward_model, steps=1, held_out=PAIRS)
+        options = {"batch_size": 4, "micro_batch_size": 4, "warmup": 0} | options
+        return supervised(RewardModel, reward_cast, "reward_model", held_out=PAIRS, **options)
 
     return build
 
@@ -96,7 +87,13 @@ def test_a_rule_is_learned_and_measured(make):
     found = module.measure(PAIRS)
     assert found["accuracy"] == 1.0 and found["loss"] < 0.1
     assert found["accuracy_low"] < 0.6 and found["accuracy_high"] == 1.0  # four pairs prove little
-    assert 0 <= found["ece"] <= 0.5 and -1 <= found["length_correlation"] <= 1
+    _, terms = module.look(PAIRS)
+    sure = torch.sigmoid(terms["chosen"] - terms["rejected"]).mean().item()
+    assert found["ece"] == pytest.approx(1 - sure, abs=1e-4)  # all are right, so it lacks what it doubts
+    scores = torch.cat([terms["chosen"], terms["rejected"]])
+    lengths = torch.cat([terms["chosen_length"], terms["rejected_length"]])
+    expected = torch.corrcoef(torch.stack([scores, lengths]))[0, 1].item()
+    assert found["length_correlation"] == pytest.approx(expected, abs=1e-4)
 
 
 def test_held_out_chosen_answers_average_zero_also_after_loading(make, disturb, tmp_path, model_folders):

@@ -25,19 +25,10 @@ SHOWN = [
 
 
 @pytest.fixture
-def make(model_folders):
+def make(supervised):
     def build(**options) -> SFT:
-        config = Config(
-            stage={"name": "sft"},
-            model={"path": str(model_folders["llama"]), "quantization": "none", "dtype": "float32"},
-            sft={"batch_size": 4, "micro_batch_size": 4, "max_length": 12, "warmup": 0} | options,
-            reward={"kind": "length", "target": 3},
-        )
-        torch.manual_seed(0)
-        actor_critic = ActorCritic(
-            load_backbone(config.model), config.model, cast=sft_cast(config.model), temperature=1.0
-        )
-        return SFT(actor_critic, config, config.sft, steps=1, held_out=SHOWN)
+        options = {"batch_size": 4, "micro_batch_size": 4, "max_length": 12, "warmup": 0} | options
+        return supervised(SFT, sft_cast, "sft", held_out=SHOWN, **options)
 
     return build
 
