@@ -10,7 +10,9 @@ import torch
 from lightning.pytorch import Trainer, seed_everything
 
 from rlhf_lightning.callbacks import build_callbacks
-from rlhf_lightning.config.schema import Config, LearnedRewardConfig, TrainingConfig
+from rlhf_lightning.config.algorithms import TrainingConfig
+from rlhf_lightning.config.rewards import LearnedRewardConfig
+from rlhf_lightning.config.schema import Config
 from rlhf_lightning.data.datamodule import PromptDataModule
 from rlhf_lightning.data.demonstrations import load_demonstrations
 from rlhf_lightning.data.encoding import answered_pair, judged_pair

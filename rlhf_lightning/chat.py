@@ -70,7 +70,7 @@ def _chat(args: argparse.Namespace) -> int:
 
     from rlhf_lightning.chatting.conversation import Conversation
     from rlhf_lightning.chatting.loop import Answering, Chat
-    from rlhf_lightning.config.schema import LearnedRewardConfig
+    from rlhf_lightning.config.rewards import LearnedRewardConfig
     from rlhf_lightning.data.dialogue import ChatTemplate
     from rlhf_lightning.loading import load_roles, pick_device, quiet
     from rlhf_lightning.rewards.learned import LearnedReward

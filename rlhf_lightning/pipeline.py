@@ -13,13 +13,8 @@ from rich.table import Table
 
 from rlhf_lightning.callbacks.files import write_json
 from rlhf_lightning.config.cli import write_resolved
-from rlhf_lightning.config.schema import (
-    CombinedRewardConfig,
-    Config,
-    LearnedRewardConfig,
-    RewardConfig,
-    StageConfig,
-)
+from rlhf_lightning.config.rewards import CombinedRewardConfig, LearnedRewardConfig, RewardConfig
+from rlhf_lightning.config.schema import Config, StageConfig
 from rlhf_lightning.console import make_console
 from rlhf_lightning.run import run
 

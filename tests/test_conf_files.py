@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rlhf_lightning.config.algorithms import PPOConfig
 from rlhf_lightning.config.composing import Command
 from rlhf_lightning.config.groups import groups
 from rlhf_lightning.config.preflight import plan
-from rlhf_lightning.config.schema import Config, PPOConfig
+from rlhf_lightning.config.schema import Config
 
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "conf"

@@ -17,7 +17,8 @@ import yaml
 
 from rlhf_lightning.assets import tiny_path
 from rlhf_lightning.config.resume import RESOLVED
-from rlhf_lightning.config.schema import Config, LearnedRewardConfig
+from rlhf_lightning.config.rewards import LearnedRewardConfig
+from rlhf_lightning.config.schema import Config
 from rlhf_lightning.errors import UserError
 
 Want = Literal["policy", "reward", "model"]

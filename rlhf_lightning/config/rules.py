@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from rlhf_lightning.config.algorithms import TrainingConfig
 from rlhf_lightning.config.describe import nearest, show
 from rlhf_lightning.config.locate import locate, named_paths, refuse_another_shape
-from rlhf_lightning.config.schema import Config, HTTPRewardConfig, LearnedRewardConfig, TrainingConfig
+from rlhf_lightning.config.rewards import HTTPRewardConfig, LearnedRewardConfig
+from rlhf_lightning.config.schema import Config
 from rlhf_lightning.errors import UserError
 
 ROLLING = ("ppo", "pipeline")  # stages with a rollout

@@ -10,7 +10,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from rlhf_lightning.config.locate import ADAPTER, SCORE_HEAD, Want, locate, read_settings, run_of
-from rlhf_lightning.config.schema import Config, LearnedRewardConfig, ModelConfig
+from rlhf_lightning.config.rewards import LearnedRewardConfig
+from rlhf_lightning.config.schema import Config, ModelConfig
 from rlhf_lightning.errors import UserError
 
 

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, Dataset
 
-from rlhf_lightning.config.schema import TrainingConfig
+from rlhf_lightning.config.algorithms import TrainingConfig
 from rlhf_lightning.data.datamodule import IterationSampler
 from rlhf_lightning.data.order import prompt_indices
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlhf_lightning.advantages.reinforce import RunningBaseline
-from rlhf_lightning.config.schema import ReinforceConfig
+from rlhf_lightning.config.algorithms import ReinforceConfig
 from rlhf_lightning.data.datamodule import PromptDataModule
 from rlhf_lightning.data.padding import left_pad
 from rlhf_lightning.doctor.fingerprint import fingerprint

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rlhf_lightning.config import schema
+from rlhf_lightning.config import rewards as kinds
 from rlhf_lightning.errors import UserError
 from rlhf_lightning.rewards.base import Reward
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def build_reward(
-    config: schema.RewardConfig,
+    config: kinds.RewardConfig,
     *,
     score: Callable[[Tensor, Tensor], Tensor] | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
@@ -38,33 +38,33 @@ def build_reward(
         UserError: the reward cannot be had; the message names the key.
     """
     match config:
-        case schema.FunctionRewardConfig():
+        case kinds.FunctionRewardConfig():
             from rlhf_lightning.rewards.functions import FunctionReward
 
             return FunctionReward(config, name=name)
-        case schema.LengthRewardConfig():
+        case kinds.LengthRewardConfig():
             from rlhf_lightning.rewards.simple import LengthReward
 
             return LengthReward(config, name=name)
-        case schema.RegexRewardConfig():
+        case kinds.RegexRewardConfig():
             from rlhf_lightning.rewards.simple import RegexReward
 
             return RegexReward(config, name=name)
-        case schema.ClassifierRewardConfig():
+        case kinds.ClassifierRewardConfig():
             from rlhf_lightning.rewards.classifier import ClassifierReward
 
             return ClassifierReward(config, device=device, name=name)
-        case schema.HTTPRewardConfig():
+        case kinds.HTTPRewardConfig():
             from rlhf_lightning.rewards.http import HTTPReward
 
             return HTTPReward(config, name=name)
-        case schema.LearnedRewardConfig():
+        case kinds.LearnedRewardConfig():
             from rlhf_lightning.rewards.learned import LearnedReward
 
             if score is None or tokenizer is None:
                 raise UserError(f"{name}.kind=learned needs a backbone that carries the reward adapter")
             return LearnedReward(score, tokenizer, config, context=context, name=name)
-        case schema.CombinedRewardConfig():
+        case kinds.CombinedRewardConfig():
             from rlhf_lightning.rewards.combine import CombinedReward
 
             terms = {}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf_lightning.config.schema import ClassifierRewardConfig
+from rlhf_lightning.config.rewards import ClassifierRewardConfig
 from rlhf_lightning.data.encoding import single_bos
 from rlhf_lightning.data.padding import right_pad
 from rlhf_lightning.errors import UserError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from rlhf_lightning.config.schema import FunctionRewardConfig
+from rlhf_lightning.config.rewards import FunctionRewardConfig
 from rlhf_lightning.errors import UserError
 from rlhf_lightning.rewards.base import WrongCount, checked, shown_error, shown_row
 from rlhf_lightning.rewards.importing import import_function

@@ -15,7 +15,7 @@ from email.utils import parsedate_to_datetime
 import httpx
 import torch
 
-from rlhf_lightning.config.schema import HTTPRewardConfig
+from rlhf_lightning.config.rewards import HTTPRewardConfig
 from rlhf_lightning.errors import UserError
 from rlhf_lightning.rewards.base import checked, shown
 from rlhf_lightning.types import Scores

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rlhf_lightning.config.schema import LearnedRewardConfig
+from rlhf_lightning.config.rewards import LearnedRewardConfig
 from rlhf_lightning.data.encoding import encode_judged
 from rlhf_lightning.data.padding import right_pad
 from rlhf_lightning.rewards.base import checked

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from rlhf_lightning.config.schema import LengthRewardConfig, RegexRewardConfig
+from rlhf_lightning.config.rewards import LengthRewardConfig, RegexRewardConfig
 from rlhf_lightning.rewards.base import checked
 from rlhf_lightning.types import Scores
 

@@ -13,7 +13,7 @@ from rlhf_lightning.advantages import (
     reinforce_plus_plus,
     rloo,
 )
-from rlhf_lightning.config.schema import (
+from rlhf_lightning.config.algorithms import (
     AdvantageConfig,
     GAEConfig,
     GRPOConfig,

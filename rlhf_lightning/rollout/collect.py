@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlhf_lightning.advantages.reinforce import RunningBaseline
-from rlhf_lightning.config.schema import AdvantageConfig, PPOConfig
+from rlhf_lightning.config.algorithms import AdvantageConfig, PPOConfig
 from rlhf_lightning.functional.kl import kl_estimate, kl_shaped_rewards
 from rlhf_lightning.functional.moments import RunningMoments
 from rlhf_lightning.models.actor_critic import ActorCritic

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rlhf_lightning.config.schema import LearnedRewardConfig
+from rlhf_lightning.config.rewards import LearnedRewardConfig
 from rlhf_lightning.models.actor_critic import ActorCritic
 from rlhf_lightning.models.backbone import load_backbone
 from rlhf_lightning.models.cast import Cast, Part

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from rlhf_lightning.config.schema import LossAverage, PPOConfig
+from rlhf_lightning.config.algorithms import LossAverage, PPOConfig
 from rlhf_lightning.functional.kl import kl_estimate
 from rlhf_lightning.functional.policy_losses import (
     SurrogateStats,

@@ -12,7 +12,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from rlhf_lightning.config.schema import Config, TrainingConfig
+from rlhf_lightning.config.algorithms import TrainingConfig
+from rlhf_lightning.config.schema import Config
 from rlhf_lightning.models.actor_critic import ActorCritic
 from rlhf_lightning.models.roles import Role
 from rlhf_lightning.randomness import counted_seed

@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rlhf_lightning.config.schema import LearnedRewardConfig, LoRAConfig, ModelConfig
+from rlhf_lightning.config.rewards import LearnedRewardConfig
+from rlhf_lightning.config.schema import LoRAConfig, ModelConfig
 from rlhf_lightning.models.actor_critic import ActorCritic
 from rlhf_lightning.models.backbone import load_backbone
 from rlhf_lightning.models.cast import Part

@@ -13,7 +13,7 @@ import torch
 
 from rlhf_lightning.advantages import RunningBaseline
 from rlhf_lightning.build import build_parts
-from rlhf_lightning.config.schema import GAEConfig, PPOConfig
+from rlhf_lightning.config.algorithms import GAEConfig, PPOConfig
 from rlhf_lightning.functional.moments import RunningMoments
 from rlhf_lightning.models.actor_critic import ActorCritic
 from rlhf_lightning.rollout.collect import collect

@@ -16,7 +16,8 @@ from rlhf_lightning import chat
 from rlhf_lightning.chatting.conversation import Conversation
 from rlhf_lightning.chatting.loop import Answering, Chat
 from rlhf_lightning.chatting.stream import for_terminal, pieces, sample, spell
-from rlhf_lightning.config.schema import GenerationConfig, LearnedRewardConfig, ModelConfig
+from rlhf_lightning.config.rewards import LearnedRewardConfig
+from rlhf_lightning.config.schema import GenerationConfig, ModelConfig
 from rlhf_lightning.data.dialogue import ChatTemplate
 from rlhf_lightning.models.actor_critic import ActorCritic
 from rlhf_lightning.models.backbone import load_backbone

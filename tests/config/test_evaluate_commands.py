@@ -10,7 +10,8 @@ from rlhf_lightning.config import cli
 from rlhf_lightning.config.arguments import parse
 from rlhf_lightning.config.composing import Command
 from rlhf_lightning.config.preflight import Plan, plan
-from rlhf_lightning.config.schema import Config, FunctionRewardConfig
+from rlhf_lightning.config.rewards import FunctionRewardConfig
+from rlhf_lightning.config.schema import Config
 from rlhf_lightning.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]

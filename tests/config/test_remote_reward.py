@@ -7,7 +7,8 @@ import pytest
 from rlhf_lightning.config.arguments import parse
 from rlhf_lightning.config.composing import Command
 from rlhf_lightning.config.preflight import plan
-from rlhf_lightning.config.schema import Config, HTTPRewardConfig
+from rlhf_lightning.config.rewards import HTTPRewardConfig
+from rlhf_lightning.config.schema import Config
 from rlhf_lightning.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]

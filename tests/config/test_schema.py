@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from rlhf_lightning.config.algorithms import PPOConfig
 from rlhf_lightning.config.describe import ANY, known, nearest, nearest_key, rule, settings, show
 from rlhf_lightning.config.paths import cache_dir
 from rlhf_lightning.config.resolve import expand, validate
-from rlhf_lightning.config.schema import Config, DataConfig, PPOConfig
+from rlhf_lightning.config.schema import Config, DataConfig
 from rlhf_lightning.errors import UserError
 
 PACKAGE = Path(__file__).resolve().parents[2] / "rlhf_lightning"

@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from rlhf_lightning.config.schema import ClassifierRewardConfig
+from rlhf_lightning.config.rewards import ClassifierRewardConfig
 from rlhf_lightning.errors import UserError
 from rlhf_lightning.rewards.classifier import ClassifierReward
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlhf_lightning.config.schema import FunctionRewardConfig
+from rlhf_lightning.config.rewards import FunctionRewardConfig
 from rlhf_lightning.errors import UserError
 from rlhf_lightning.rewards.functions import FunctionReward
 
@@ -220,7 +220,7 @@ def test_a_stuck_function_does_not_keep_the_process_alive(tmp_path: Path) -> Non
     (tmp_path / "stuck.py").write_text("import time\ndef f(prompts, responses):\n    time.sleep(1000)\n")
     script = textwrap.dedent(
         """
-        from rlhf_lightning.config.schema import FunctionRewardConfig
+        from rlhf_lightning.config.rewards import FunctionRewardConfig
         from rlhf_lightning.errors import UserError
         from rlhf_lightning.rewards.functions import FunctionReward
         reward = FunctionReward(FunctionRewardConfig(kind="function", function="stuck:f", timeout_s=0.1))

@@ -17,7 +17,7 @@ import pytest
 import torch
 import uvicorn
 
-from rlhf_lightning.config import schema
+from rlhf_lightning.config import rewards as kinds
 from rlhf_lightning.errors import UserError
 from rlhf_lightning.rewards.build import build_reward
 from rlhf_lightning.rewards.http import TOKEN, HTTPReward, _seconds
@@ -93,7 +93,7 @@ def server(_server: Faulty) -> Faulty:
 
 def client(url: str, **settings) -> HTTPReward:
     given = {"timeout_s": 5.0, "retries": 3, "backoff_s": 0.01} | settings
-    return HTTPReward(schema.HTTPRewardConfig(kind="http", url=url, **given))
+    return HTTPReward(kinds.HTTPRewardConfig(kind="http", url=url, **given))
 
 
 @pytest.fixture
@@ -139,13 +139,13 @@ def test_any_text_arrives_as_it_is(server: Faulty, reward: HTTPReward) -> None:
 
 
 def test_as_a_part_of_a_combined_reward(server: Faulty) -> None:
-    http = schema.HTTPRewardConfig(kind="http", url=server.url)
-    brief = schema.LengthRewardConfig(kind="length", target=1)
+    http = kinds.HTTPRewardConfig(kind="http", url=server.url)
+    brief = kinds.LengthRewardConfig(kind="length", target=1)
     parts = {
-        "far": schema.RewardPart(weight=2.0, reward=http),
-        "near": schema.RewardPart(weight=1.0, reward=brief),
+        "far": kinds.RewardPart(weight=2.0, reward=http),
+        "near": kinds.RewardPart(weight=1.0, reward=brief),
     }
-    scores = build_reward(schema.CombinedRewardConfig(kind="combined", parts=parts))(["p"], ["abc"])
+    scores = build_reward(kinds.CombinedRewardConfig(kind="combined", parts=parts))(["p"], ["abc"])
     assert scores.scores.tolist() == [6.0] and scores.parts["far"].tolist() == [3.0]
 
 

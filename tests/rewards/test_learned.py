@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from tokenizers import processors
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from rlhf_lightning.config.schema import LearnedRewardConfig
+from rlhf_lightning.config.rewards import LearnedRewardConfig
 from rlhf_lightning.data.encoding import encode_judged
 from rlhf_lightning.models.actor_critic import ActorCritic
 from rlhf_lightning.rewards.build import build_reward

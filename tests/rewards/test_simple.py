@@ -8,7 +8,7 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from rlhf_lightning.config.schema import RewardConfig
+from rlhf_lightning.config.rewards import RewardConfig
 from rlhf_lightning.errors import UserError
 from rlhf_lightning.rewards.base import Reward
 from rlhf_lightning.rewards.build import build_reward

@@ -9,7 +9,7 @@ import torch
 from pydantic import TypeAdapter
 
 from rlhf_lightning.advantages import RunningBaseline
-from rlhf_lightning.config.schema import AdvantageConfig, PPOConfig
+from rlhf_lightning.config.algorithms import AdvantageConfig, PPOConfig
 from rlhf_lightning.functional.kl import kl_shaped_rewards
 from rlhf_lightning.rollout.advantage import estimate
 

@@ -11,7 +11,8 @@ import torch
 import yaml
 
 from rlhf_lightning.assets import tiny_path
-from rlhf_lightning.config.schema import LearnedRewardConfig, ModelConfig
+from rlhf_lightning.config.rewards import LearnedRewardConfig
+from rlhf_lightning.config.schema import ModelConfig
 from rlhf_lightning.errors import UserError
 from rlhf_lightning.models.actor_critic import ActorCritic
 from rlhf_lightning.models.backbone import load_backbone

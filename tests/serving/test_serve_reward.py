@@ -17,7 +17,7 @@ import httpx
 import pytest
 import torch
 
-from rlhf_lightning.config.schema import HTTPRewardConfig, LearnedRewardConfig
+from rlhf_lightning.config.rewards import HTTPRewardConfig, LearnedRewardConfig
 from rlhf_lightning.errors import UserError
 from rlhf_lightning.models.actor_critic import ActorCritic
 from rlhf_lightning.models.backbone import load_backbone

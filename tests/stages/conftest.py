@@ -108,7 +108,7 @@ def one_step(make_run):
 
 @pytest.fixture
 def supervised(model_folders: dict[str, Path]):
-    """``supervised(SFT, sft_cast, "sft", held_out=[...], lr=...)``: a stage of one step on the small Llama."""
+    """``supervised(SFT, sft_cast, "sft", held_out=[], lr=...)``: a stage of one step on the small Llama."""
 
     def make(stage, cast, section: str, *, held_out, **options):
         name = "reward" if section == "reward_model" else section

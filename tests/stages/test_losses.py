@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlhf_lightning.advantages import per_token, reinforce
-from rlhf_lightning.config.schema import PPOConfig
+from rlhf_lightning.config.algorithms import PPOConfig
 from rlhf_lightning.functional.policy_losses import clipped_surrogate_loss, clipped_value_loss
 from rlhf_lightning.stages.losses import UpdateStats, policy_denominator, policy_terms
 from rlhf_lightning.types import Minibatch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_lightning.config.schema import PPOConfig
+from rlhf_lightning.config.algorithms import PPOConfig
 from rlhf_lightning.stages.schedule import rate_factor
 
 

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlhf_lightning.config.schema import GenerationConfig, PPOConfig
+from rlhf_lightning.config.algorithms import PPOConfig
+from rlhf_lightning.config.schema import GenerationConfig
 from rlhf_lightning.rollout.minibatches import minibatch_rows
 from rlhf_lightning.types import Scores
 
