@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf_lightning.assets import tiny_path
 from rlhf_lightning.data.encoding import answer_ids
 from rlhf_lightning.data.formats import TEXT_COLUMN, Row, Source, read_rows
-from rlhf_lightning.data.held_out import prompt_key, share_held_out, split_rows
+from rlhf_lightning.data.held_out import held_out_source, prompt_key, share_held_out, split_rows
 from rlhf_lightning.data.preferences import load_pairs, pair_prompts
 from rlhf_lightning.data.prompts import encode_prompts, keep_end
 from rlhf_lightning.data.rendering import PromptText, render_rows
@@ -61,11 +61,7 @@ def load_demonstrations(
         share = share_held_out(config.held_out_share, stage="sft", evaluating=True)
         train, held_out = split_rows(texts, lambda one: one.key, share, path=config.path, what="answers")
     else:
-        form, path = config.format, config.held_out
-        if path == "tiny":
-            form, path = "auto", str(tiny_path("pairs_heldout.jsonl"))
-        other = config.model_copy(update={"path": path, "format": form})
-        train, held_out = texts, _texts(other, tokenizer)
+        train, held_out = texts, _texts(held_out_source(config, "pairs_heldout.jsonl"), tokenizer)
     return _bounded(train, config, tokenizer, max_length), _bounded(held_out, config, tokenizer, max_length)
 
 

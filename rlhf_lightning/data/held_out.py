@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from rlhf_lightning.assets import tiny_path
 from rlhf_lightning.errors import UserError
 from rlhf_lightning.randomness import counted_seed
+
+if TYPE_CHECKING:
+    from rlhf_lightning.config.schema import DataConfig
 
 T = TypeVar("T")
 Part = Literal["train", "held_out", "all"]
@@ -24,6 +28,18 @@ def share_held_out(share: float | None, *, stage: str, evaluating: bool) -> floa
     if share is not None:
         return share
     return 0.0 if stage == "ppo" and not evaluating else SHARE
+
+
+def held_out_source(config: DataConfig, embedded: str) -> DataConfig:
+    """The settings with ``data.held_out`` in the place of ``data.path``.
+
+    Args:
+        embedded: the file that ``tiny`` stands for; its form is its own, whatever that of ``data.path``.
+    """
+    path, form = config.held_out, config.format
+    if path == "tiny":
+        path, form = str(tiny_path(embedded)), "auto"
+    return config.model_copy(update={"path": path, "format": form})
 
 
 def prompt_key(prompt: Any) -> str:

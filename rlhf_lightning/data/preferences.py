@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf_lightning.assets import tiny_path
 from rlhf_lightning.data.dialogue import Message, check_messages, hh_messages, split_pair
 from rlhf_lightning.data.formats import Row, Source, read_rows
-from rlhf_lightning.data.held_out import SHARE, prompt_key, split_rows
+from rlhf_lightning.data.held_out import SHARE, held_out_source, prompt_key, split_rows
 from rlhf_lightning.data.prompts import encode_prompts
 from rlhf_lightning.data.rendering import PromptText, render_rows
 from rlhf_lightning.errors import UserError
@@ -70,8 +70,7 @@ def load_split(config: DataConfig) -> tuple[list[Pair], list[Pair]]:
     """
     pairs = load_pairs(config)
     if config.held_out is not None:
-        path = str(tiny_path("pairs_heldout.jsonl")) if config.held_out == "tiny" else config.held_out
-        return pairs, load_pairs(config.model_copy(update={"path": path}))
+        return pairs, load_pairs(held_out_source(config, "pairs_heldout.jsonl"))
     share = SHARE if config.held_out_share is None else config.held_out_share
     return split_rows(pairs, lambda pair: pair.key, share, path=config.path, what="pairs")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_lightning.assets import tiny_path
 from rlhf_lightning.data.formats import Row, Source, read_rows
-from rlhf_lightning.data.held_out import Part, is_held_out, prompt_key
+from rlhf_lightning.data.held_out import Part, held_out_source, is_held_out, prompt_key
 from rlhf_lightning.data.rendering import PromptText, asked, render_rows
 from rlhf_lightning.errors import UserError
 
@@ -81,11 +81,8 @@ def load_prompts(
         )
     split = config.held_out is None and part != "all" and share > 0
     if config.held_out is not None and part == "held_out":
-        form = "auto" if config.held_out == "tiny" else config.format
-        config = config.model_copy(update={"path": config.held_out, "format": form})
-        path = str(tiny_path("prompts_heldout.jsonl")) if config.path == "tiny" else config.path
-    else:
-        path = str(tiny_path("prompts.jsonl")) if config.path == "tiny" else config.path
+        config = held_out_source(config, "prompts_heldout.jsonl")
+    path = str(tiny_path("prompts.jsonl")) if config.path == "tiny" else config.path
     source = read_rows(path, form=config.format, split=config.split, limit=config.limit)
     texts = render_rows(source, config, tokenizer)
     if split:

@@ -151,10 +151,15 @@ class ActorCritic(nn.Module):
         mask = torch.cat([batch.prompt_mask, batch.response_mask], dim=1)
         return self._forward(ids, mask)[:, batch.prompt_ids.shape[1] - 1 :]
 
-    def _forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+    def _forward(self, ids: Tensor, mask: Tensor, places: Tensor | None = None) -> Tensor:
+        """``mask`` is (B, L), or (B, 1, L, L) as the attention takes it, with ``places`` (B, L) beside it."""
         ids, mask = ids.to(self.device), mask.to(self.device)
-        places = position_ids(mask)
-        output = self.trunk(input_ids=ids, attention_mask=mask.long(), position_ids=places, use_cache=False)
+        output = self.trunk(
+            input_ids=ids,
+            attention_mask=mask.long() if mask.ndim == 2 else mask,
+            position_ids=position_ids(mask) if places is None else places.to(self.device),
+            use_cache=False,
+        )
         return output.last_hidden_state
 
     def _logprobs(self, hidden: Tensor, batch: Generation | Minibatch) -> tuple[Tensor, Tensor]:
@@ -176,20 +181,12 @@ class ActorCritic(nn.Module):
 
     def read(self, forest: Forest, role: Role) -> Tensor:
         """Hidden states of a forest under a role, (B, L, H); gradients pass."""
-        ids, mask, positions = (x.to(self.device) for x in (forest.ids, forest.mask, forest.positions))
+        mask = forest.mask
         if mask.ndim == 4 and self.backbone.model.config.get_text_config()._attn_implementation == "eager":
             dtype = self.backbone.model.dtype
-            mask = torch.zeros(mask.shape, dtype=dtype, device=self.device).masked_fill(
-                ~mask, torch.finfo(dtype).min
-            )
+            mask = torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
         with self.roles.use(role):
-            output = self.trunk(
-                input_ids=ids,
-                attention_mask=mask if mask.ndim == 4 else mask.long(),
-                position_ids=positions,
-                use_cache=False,
-            )
-            return output.last_hidden_state
+            return self._forward(forest.ids, mask, forest.positions)
 
     def end_scores(self, forest: Forest, places: Sequence[Place]) -> Tensor:
         """Reward of the texts that end with these segments, (N,) float32; gradients pass."""

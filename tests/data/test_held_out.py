@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rlhf_lightning.config.schema import DataConfig
-from rlhf_lightning.data.held_out import is_held_out, share_held_out
+from rlhf_lightning.data.held_out import held_out_source, is_held_out, share_held_out
 from rlhf_lightning.data.prompts import load_prompts
 from rlhf_lightning.errors import UserError
 
@@ -79,3 +79,12 @@ def test_an_empty_side_is_a_sentence(tmp_path, plain_tokenizer):
         UserError, match=r"data.held_out_share=0.5 of the 1 prompts of data.path=.* leaves none to"
     ):
         load_prompts(DataConfig(path=str(file)), plain_tokenizer, room=99, part=part, share=0.5)
+
+
+def test_the_embedded_held_out_rows_have_their_own_form() -> None:
+    """``data.format`` says how the user's rows are stored, not the embedded ones."""
+    config = DataConfig(path="mine.csv", format="csv", held_out="tiny")
+    found = held_out_source(config, "pairs_heldout.jsonl")
+    assert found.format == "auto" and found.path.endswith("tiny/pairs_heldout.jsonl")
+    other = held_out_source(config.model_copy(update={"held_out": "other.csv"}), "pairs_heldout.jsonl")
+    assert (other.path, other.format) == ("other.csv", "csv")
