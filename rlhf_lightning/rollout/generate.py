@@ -79,7 +79,8 @@ class _Batch:
     ) -> None:
         self.model, self.config, self.u = actor_critic, config, u
         backbone = actor_critic.backbone
-        self.end_ids, self.tokenizer = backbone.end_ids, backbone.tokenizer
+        self.end_ids = frozenset() if config.ignore_eos else backbone.end_ids
+        self.tokenizer = backbone.tokenizer
         self.ids, self.mask = (t.to(actor_critic.device) for t in left_pad(ids, backbone.pad_id))
         self.cache = DynamicCache(config=backbone.model.config)
         self.window = stop_window(config.stop)
