@@ -1,4 +1,4 @@
-"""``python -m scripts.random_llama FOLDER``: a Llama of any size with random weights, as a Transformers folder.
+"""``python -m scripts.random_llama FOLDER``: a Llama of any size with random weights, a Transformers folder.
 
 For measuring memory and time where the real weights cannot be had: the defaults are Llama-2-7B's shape
 (6.74e9 weights, 13.5 GB in bfloat16). Matrices are N(0, 0.02²), norms are 1. One layer is one file, and no

@@ -108,7 +108,7 @@ VALUES = [
     (["generation.top_p=0.9"], "generation.top_p must be 1, not 0.9"),
     (
         ["generation.ignore_eos=true", "ppo.missing_eos_penalty=1"],
-        "ppo.missing_eos_penalty=1.0 would be taken off every score: with generation.ignore_eos=true no answer",
+        "ppo.missing_eos_penalty=1.0 would be taken off every score: with generation.ignore_eos=true no",
     ),
     (["generation.ignore_eos=true", "doctor=true"], "doctor=true examines how answers end, but with"),
     (["trainer.devices=2"], "training on several devices is not supported yet"),
