@@ -16,22 +16,32 @@ from rlhf_lightning.stages.ppo import PPO
 
 
 class AfterIteration(Callback):
-    """Calls ``tell(stage)`` once an iteration is counted and its metrics are there."""
+    """Calls ``tell(stage)`` once an iteration's metrics are there, and ``started()`` before the first."""
 
-    def __init__(self, tell: Callable[[PPO], None]) -> None:
-        self.tell = tell
+    def __init__(self, tell: Callable[[PPO], None], started: Callable[[], None] = lambda: None) -> None:
+        self.tell, self.started = tell, started
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.started()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
         assert isinstance(pl_module, PPO)
         self.tell(pl_module)
 
 
-def train(config: Config, folder: Path, tell: Callable[[PPO], None]) -> PPO:
-    """Build the run that ``config`` describes, train it on the CPU, and return the stage.
+def train(
+    config: Config,
+    folder: Path,
+    tell: Callable[[PPO], None],
+    *,
+    started: Callable[[], None] = lambda: None,
+) -> PPO:
+    """Build the run that ``config`` describes, train it where it says, and return the stage.
 
     Args:
         folder: where Lightning may write.
         tell: called after each iteration.
+        started: called before the first.
 
     Raises:
         KeyboardInterrupt: Lightning swallows it and says so; here it goes on.
@@ -43,9 +53,10 @@ def train(config: Config, folder: Path, tell: Callable[[PPO], None]) -> PPO:
     parts = build_parts(config)
     assert isinstance(parts.module, PPO)
     trainer = Trainer(
-        accelerator="cpu",
+        accelerator=config.trainer.accelerator,
+        devices=1,
         max_epochs=config.ppo.iterations,
-        callbacks=[AfterIteration(tell)],
+        callbacks=[AfterIteration(tell, started)],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
