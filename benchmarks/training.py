@@ -16,13 +16,14 @@ from rlhf_lightning.stages.ppo import PPO
 
 
 class AfterIteration(Callback):
-    """Calls ``tell(stage)`` once an iteration's metrics are there, and ``started()`` before the first."""
+    """Calls ``started(stage)`` before the first iteration, ``tell(stage)`` when one's metrics are there."""
 
-    def __init__(self, tell: Callable[[PPO], None], started: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, tell: Callable[[PPO], None], started: Callable[[PPO], None]) -> None:
         self.tell, self.started = tell, started
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.started()
+        assert isinstance(pl_module, PPO)
+        self.started(pl_module)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
         assert isinstance(pl_module, PPO)
@@ -34,7 +35,7 @@ def train(
     folder: Path,
     tell: Callable[[PPO], None],
     *,
-    started: Callable[[], None] = lambda: None,
+    started: Callable[[PPO], None] = lambda stage: None,
 ) -> PPO:
     """Build the run that ``config`` describes, train it where it says, and return the stage.
 

@@ -48,7 +48,7 @@ def measure(config: Config) -> dict[str, object]:
         widths.append(int(stage.rollout.prompt_mask.sum(dim=1).float().mean().ceil()))
 
     with tempfile.TemporaryDirectory() as folder:
-        train(config, Path(folder), tell, started=lambda: stamps.append(time.perf_counter()))
+        train(config, Path(folder), tell, started=lambda _: stamps.append(time.perf_counter()))
     result: dict[str, object] = {
         "seconds": [after - before for before, after in itertools.pairwise(stamps)],
         "phases": phases,

@@ -3,8 +3,8 @@
     PEER/bin/python -m benchmarks.race.peer_trl MODEL --dtype bf16
 
 An iteration is ``--batch`` chat prompts, ``--length`` new tokens to each whatever is drawn, four epochs of
-two minibatches; the policy carries LoRA r=16 on every linear layer, and without it is the reference. Value and
-reward models are models of their own, which TRL wants. In bfloat16 the value model trains whole, as TRL's
+two minibatches; the policy carries LoRA r=16 on every linear layer, and without it is the reference. Value
+and reward models are models of their own, which TRL wants. In bfloat16 the value model trains whole, as TRL's
 example does; ``--value lora`` gives it an adapter, as the 4-bit run must. The last line printed is JSON.
 """
 
