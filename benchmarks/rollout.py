@@ -20,16 +20,16 @@ from typing import Any, get_args
 
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from benchmarks.machine import Clock, markdown, middle
 from benchmarks.race.subjects import questions
 from rlhf_lightning.config.schema import GenerationConfig as Sampling
-from rlhf_lightning.config.schema import ModelConfig
+from rlhf_lightning.config.schema import LoRAConfig, ModelConfig
 from rlhf_lightning.data.padding import left_pad
 from rlhf_lightning.errors import UserError
 from rlhf_lightning.models.actor_critic import ActorCritic
-from rlhf_lightning.models.backbone import load_backbone
+from rlhf_lightning.models.backbone import load_backbone, quantization
 from rlhf_lightning.models.cast import sft_cast
 from rlhf_lightning.rollout.generate import generate
 from rlhf_lightning.run import quiet
@@ -58,37 +58,38 @@ class Timed:
         return middle([ours / peer for ours, peer in pairs])
 
 
-def our_sampler(path: str, length: int, **settings: Any) -> tuple[Sampler, ActorCritic]:
-    """Our rollout with a policy adapter that is not zero."""
-    config = ModelConfig(path=path, dtype="bfloat16", **settings)
-    config = config.model_copy(update={"lora": config.lora.model_copy(update={"target_modules": MODULES})})
+def our_roles(path: str, **settings: Any) -> ActorCritic:
+    """A policy with an adapter that is not zero, and nothing else."""
+    lora = LoRAConfig(target_modules=MODULES)
+    config = ModelConfig(path=path, dtype="bfloat16", lora=lora, **settings)
     roles = ActorCritic(load_backbone(config), config, cast=sft_cast(config), temperature=TEMPERATURE).eval()
     fill(roles)
+    return roles
+
+
+def our_sampler(roles: ActorCritic, length: int) -> Sampler:
+    """Our rollout."""
 
     def sample(prompts: Prompts) -> int:
         how = Sampling(max_new_tokens=length, ignore_eos=True, batch_size=len(prompts.ids))
         return int(generate(roles, prompts, how, seed=0, iteration=0).response_mask.sum())
 
-    return sample, roles
+    return sample
 
 
-def peer_sampler(path: str, length: int, *, pad: int, nf4: bool, adapter: bool) -> Sampler:
-    """``generate()`` as a user calls it."""
-    quantization = None
-    if nf4:
-        quantization = BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=torch.bfloat16,
-        )
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        Path(path).expanduser(), dtype=torch.bfloat16, quantization_config=quantization
+def peer_model(path: str, *, nf4: bool) -> Any:
+    """A causal language model as Transformers' users load it."""
+    quantized = quantization(ModelConfig(quantization="nf4" if nf4 else "none", dtype="bfloat16"))
+    return AutoModelForCausalLM.from_pretrained(
+        Path(path).expanduser(), dtype=torch.bfloat16, quantization_config=quantized
     )
+
+
+def peer_sampler(model: Any, length: int, *, pad: int, adapter: bool) -> Sampler:
+    """``generate()`` as a user calls it."""
     if adapter:
-        model = get_peft_model(
-            model, LoraConfig(r=16, lora_alpha=32, target_modules=MODULES, task_type="CAUSAL_LM")
-        )
+        lora = LoraConfig(r=16, lora_alpha=32, target_modules=MODULES, task_type="CAUSAL_LM")
+        model = get_peft_model(model, lora)
         fill(model)
     model.eval()
     model.generation_config.eos_token_id = None  # nothing ends early
@@ -97,7 +98,7 @@ def peer_sampler(path: str, length: int, *, pad: int, nf4: bool, adapter: bool) 
     )
 
     def sample(prompts: Prompts) -> int:
-        ids, mask = left_pad(prompts.ids, pad)
+        ids, mask = (t.to(model.device) for t in left_pad(prompts.ids, pad))
         torch.manual_seed(0)
         with torch.inference_mode():
             out = model.generate(input_ids=ids, attention_mask=mask.long(), generation_config=how)
@@ -141,6 +142,8 @@ def race(
         for side in order:
             started = time.perf_counter()
             tokens = (peer, ours)[side](prompts)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
             speed = tokens / (time.perf_counter() - started)
             if tokens != len(prompts.ids) * length:
                 raise ValueError(f"{names[side]} sampled {tokens} tokens, not {len(prompts.ids)} x {length}")
@@ -164,19 +167,17 @@ def table(rows: Sequence[Timed]) -> str:
     return markdown(["generate() of", "batch", "its tokens/s", "our tokens/s", "times as fast"], cells)
 
 
-def pairings() -> list[tuple[str, dict[str, bool], str, dict[str, str]]]:
-    """(peer's name, peer's settings, our name, our settings)."""
+def pairings() -> list[tuple[str, bool, bool, str, dict[str, str]]]:
+    """(peer's name, whether in nf4, whether with an adapter, our name, our settings)."""
     field = ModelConfig.model_fields.get("rollout_weights")
     ways = get_args(field.annotation) if field else ()
-    bare = [("nf4", {"quantization": "nf4"})]
-    own = [(f"nf4, {way}", {"quantization": "nf4", "rollout_weights": way}) for way in ways] or bare
+    own = [(f"nf4, {way}", {"quantization": "nf4", "rollout_weights": way}) for way in ways]
     plain = ("bfloat16", {"quantization": "none"})
-    four_bit = [("nf4 with adapter", {"nf4": True, "adapter": True}, *side) for side in own]
-    rest = [
-        ("bfloat16 with adapter", {"nf4": False, "adapter": True}, *plain),
-        ("bfloat16 without adapter", {"nf4": False, "adapter": False}, *plain),
+    return [
+        *(("nf4 with adapter", True, True, *side) for side in own or [("nf4", {"quantization": "nf4"})]),
+        ("bfloat16 with adapter", False, True, *plain),
+        ("bfloat16 without adapter", False, False, *plain),
     ]
-    return four_bit + rest
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -191,19 +192,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     batches = [int(text) for text in options.batches.split(",")]
     clock = Clock([1.0 + batch / 16 for _ in pairings() for batch in batches])
     rows = []
-    for theirs, peer_settings, our_name, our_settings in pairings():
-        ours, roles = our_sampler(options.model, options.length, **our_settings)
-        pad = roles.backbone.pad_id
-        folder = str(roles.backbone.model.config._name_or_path)
-        peer = peer_sampler(folder, options.length, pad=pad, **peer_settings)
+    for theirs, nf4, adapter, name, settings in pairings():
+        roles = our_roles(options.model, **settings)
+        ours = our_sampler(roles, options.length)
+        model = peer_model(roles.backbone.model.config._name_or_path, nf4=nf4)
+        peer = peer_sampler(model, options.length, pad=roles.backbone.pad_id, adapter=adapter)
         for batch in batches:
-            names = (theirs, our_name)
             prompts = prompts_for(roles, batch)
+            names = (theirs, name)
             rows.append(
                 race(peer, ours, prompts, names=names, length=options.length, repeats=options.repeats)
             )
-            clock.tick(f"{theirs} against {our_name}, batch {batch}: {rows[-1].ratio:.2f} times as fast")
-        del ours, peer, roles
+            clock.tick(f"{theirs} against ours {name}, batch {batch}: {rows[-1].ratio:.2f} times as fast")
+        del ours, peer, roles, model
     print(table(rows))
     if options.out is not None:
         options.out.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n", encoding="utf-8")

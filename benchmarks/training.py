@@ -11,6 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from rlhf_lightning.build import build_parts
 from rlhf_lightning.config.schema import Config
+from rlhf_lightning.models.backbone import Backbone
 from rlhf_lightning.run import quiet
 from rlhf_lightning.stages.ppo import PPO
 
@@ -36,6 +37,7 @@ def train(
     tell: Callable[[PPO], None],
     *,
     started: Callable[[PPO], None] = lambda stage: None,
+    backbone: Backbone | None = None,
 ) -> PPO:
     """Build the run that ``config`` describes, train it where it says, and return the stage.
 
@@ -43,6 +45,7 @@ def train(
         folder: where Lightning may write.
         tell: called after each iteration.
         started: called before the first.
+        backbone: one that is loaded already; None: the one that ``config.model`` names.
 
     Raises:
         KeyboardInterrupt: Lightning swallows it and says so; here it goes on.
@@ -51,7 +54,7 @@ def train(
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers\..*")
     if config.trainer.threads is not None:
         torch.set_num_threads(config.trainer.threads)
-    parts = build_parts(config)
+    parts = build_parts(config, backbone)
     assert isinstance(parts.module, PPO)
     trainer = Trainer(
         accelerator=config.trainer.accelerator,

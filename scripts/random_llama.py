@@ -89,10 +89,9 @@ def shards(config: LlamaConfig) -> Iterator[Shapes]:
 
 
 def draw(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """A matrix N(0, 0.02²), or a norm's ones, in bfloat16."""
-    if len(shape) == 1:
-        return torch.ones(shape, dtype=torch.bfloat16)
-    return torch.empty(shape, dtype=torch.bfloat16).normal_(0.0, DEVIATION, generator=generator)
+    """A matrix N(0, 0.02²), or a norm's ones, in bfloat16, where the generator lives."""
+    tensor = torch.ones(shape, dtype=torch.bfloat16, device=generator.device)
+    return tensor if len(shape) == 1 else tensor.normal_(0.0, DEVIATION, generator=generator)
 
 
 def write(folder: Path, config: LlamaConfig, *, seed: int = 0) -> int:

@@ -66,11 +66,20 @@ def load_backbone(config: ModelConfig, *, device: torch.device | str = "cpu") ->
             path,
             config=model_config,
             dtype=DTYPES[config.dtype],
-            quantization_config=_quantization(config),
+            quantization_config=quantization(config),
             attn_implementation=config.attention,
             device_map={"": device},
             **common,
         )
+    return as_backbone(model, tokenizer)
+
+
+def as_backbone(model: PreTrainedModel, tokenizer: transformers.PreTrainedTokenizerBase) -> Backbone:
+    """Freeze a loaded model, switch its dropout layers off, and gather what every pass has to know of it.
+
+    Raises:
+        UserError: the tokenizer is not the model's, no token ends an answer, or rows cannot leave the cache.
+    """
     silence_dropout(model)
     _forbid_packed_weights(model)
     model.requires_grad_(False)
@@ -125,7 +134,8 @@ def _explained(config: ModelConfig, path: str) -> Iterator[None]:
         ) from error
 
 
-def _quantization(config: ModelConfig) -> BitsAndBytesConfig | None:
+def quantization(config: ModelConfig) -> BitsAndBytesConfig | None:
+    """How Transformers is to store the frozen weights; None: as they are."""
     if config.quantization == "none":
         return None
     return BitsAndBytesConfig(
