@@ -51,7 +51,7 @@ def compose(folder: Path, place: Path, words: Sequence[str]) -> Config:
 SIZES = (
     "trainer=cpu", "logger=none", "data.max_prompt_length=32", "generation.max_new_tokens=8",
     "generation.ignore_eos=true", "ppo.iterations=1", "ppo.prompts_per_iteration=2", "ppo.minibatch_size=2",
-    "ppo.micro_batch_size=1", "ppo.epochs=1",
+    "ppo.micro_batch_size=2", "ppo.epochs=1",
 )  # fmt: skip
 
 
