@@ -7,13 +7,19 @@ from pathlib import Path
 import torch
 from peft import LoraConfig
 from safetensors.torch import save_file
-from transformers import LlamaConfig
+from transformers import AutoConfig, LlamaConfig
 
+from rlhf_lightning.assets import tiny_path
 from rlhf_lightning.config.locate import SCORE_HEAD
 from rlhf_lightning.models.heads import ScalarHead
 from scripts.random_llama import shards
 
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def shape_at(path: str) -> LlamaConfig:
+    """The config of the model that ``model.path`` names: ``tiny``, or a folder."""
+    return AutoConfig.from_pretrained(tiny_path("model") if path == "tiny" else Path(path).expanduser())
 
 
 def write_reward_adapter(

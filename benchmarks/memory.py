@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 
-from benchmarks.adapters import write_reward_adapter
+from benchmarks.adapters import shape_at, write_reward_adapter
 from benchmarks.fit import Line, fit
 from benchmarks.floor import Shape
-from benchmarks.machine import ROOT, Clock, Failed, markdown, run_json
+from benchmarks.machine import Clock, Failed, markdown, run_json
 from benchmarks.phases import PhasePeaks
 from benchmarks.race.ours import composed
 from benchmarks.race.task import write_prompts
@@ -165,9 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         first = write_prompts(place / "first.jsonl", 8)
         words = [*options.set]
         bare = composed([*words, f"data.path={first}", "reward=length"])
-        path = "rlhf_lightning/assets/tiny/model" if bare.model.path == "tiny" else bare.model.path
-        shape = AutoConfig.from_pretrained(ROOT / Path(path).expanduser())
-        lora = bare.model.lora
+        shape, lora = shape_at(bare.model.path), bare.model.lora
         reward = write_reward_adapter(place / "reward", shape, rank=lora.r, alpha=lora.alpha)
         words.append(f"reward.path={reward}")
         real = measured(composed([*words, f"data.path={first}", *sizes(answers=8, micro=8)]))

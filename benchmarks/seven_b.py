@@ -18,9 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig
 
-from benchmarks.adapters import write_reward_adapter
+from benchmarks.adapters import shape_at, write_reward_adapter
 from benchmarks.machine import ROOT, markdown
 from benchmarks.phases import PhasePeaks
 from benchmarks.training import train
@@ -42,9 +41,7 @@ def compose(folder: Path, place: Path, words: Sequence[str]) -> Config:
     common = ["model=llama7b", f"model.path={folder}", f"data.path={prompts}", "data=text", *SIZES, *words]
     bare = plan(Command(ROOT / "conf", [*common, "reward=length"])).jobs[0]
     lora = bare.model.lora
-    reward = write_reward_adapter(
-        place / "reward", AutoConfig.from_pretrained(folder), rank=lora.r, alpha=lora.alpha
-    )
+    reward = write_reward_adapter(place / "reward", shape_at(str(folder)), rank=lora.r, alpha=lora.alpha)
     return plan(Command(ROOT / "conf", [*common, "reward=learned", f"reward.path={reward}"])).jobs[0]
 
 

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig
 
+from benchmarks.adapters import shape_at, write_reward_adapter
 from benchmarks.floor import Shape, Work, floor
 from benchmarks.machine import Clock, Failed, bandwidth, gemm_rate, run_json
 from benchmarks.race.ours import PHASES, composed
 from benchmarks.race.table import Run, floor_table, race_table
-from benchmarks.race.task import write_prompts, write_reward
+from benchmarks.race.task import write_prompts
 from rlhf_lightning.config.schema import Config
 from rlhf_lightning.errors import UserError
 
@@ -102,7 +102,8 @@ def ours_words(options: argparse.Namespace, place: Path) -> list[str]:
     prompts = place / "prompts.jsonl"
     bare = composed([*words, f"data.path={prompts}", "reward=length", "model.quantization=none"])
     write_prompts(prompts, bare.ppo.prompts_per_iteration)
-    reward = write_reward(bare.model, place)
+    shape, lora = shape_at(bare.model.path), bare.model.lora
+    reward = write_reward_adapter(place / "reward", shape, rank=lora.r, alpha=lora.alpha)
     return [*words, f"data.path={prompts}", f"reward.path={reward}"]
 
 
@@ -128,9 +129,7 @@ def line_up(options: argparse.Namespace, words: list[str]) -> list[Side]:
 
 def least(config: Config, run: Run, machine: dict[str, Any]) -> dict[str, float]:
     """Floor in seconds of one of our runs, by phase."""
-    shape = Shape.of(
-        AutoConfig.from_pretrained(Path(config.model.path).expanduser()), rank=config.model.lora.r
-    )
+    shape = Shape.of(shape_at(config.model.path), rank=config.model.lora.r)
     work = Work(
         answers=config.ppo.responses,
         prompt=run.prompt_tokens,
