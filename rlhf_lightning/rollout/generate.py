@@ -77,7 +77,9 @@ class _Batch:
         u: Tensor | None,
     ) -> None:
         self.model, self.config, self.u = actor_critic, config, u
-        self.end_ids, self.tokenizer = actor_critic.backbone.end_ids, actor_critic.backbone.tokenizer
+        backbone = actor_critic.backbone
+        self.end_ids = frozenset() if config.ignore_eos else backbone.end_ids
+        self.tokenizer = backbone.tokenizer
         self.speaker = actor_critic.speaker(ids, role, room=config.max_new_tokens)
         self.window = stop_window(config.stop)
         self.rows = torch.arange(len(ids))  # those that are still computed
