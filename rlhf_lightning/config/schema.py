@@ -41,6 +41,9 @@ class LoRAConfig(Section):
 class ShapeConfig(Section):
     """Sizes of the model, for ``plan=true`` where no folder with a config.json says them."""
 
+    family: Literal[
+        "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "smollm3", "granite", "gpt2", "gpt_neox"
+    ] = Field("llama", description="model_type of its config.json")
     layers: int = Field(ge=1, description="decoder layers")
     hidden: int = Field(ge=1, description="width of the residual stream")
     heads: int = Field(ge=1, description="query heads")
@@ -49,9 +52,6 @@ class ShapeConfig(Section):
     intermediate: int = Field(ge=1, description="width inside the MLP")
     vocab: int = Field(ge=1, description="rows of the embedding")
     tied: bool = Field(description="the head is the embedding")
-    layout: Literal["llama", "gpt2", "neox"] = Field(
-        "llama", description="linear layers: q_proj .. down_proj, c_attn .. c_proj, query_key_value .. dense"
-    )
     positions: int = Field(0, ge=0, description="rows of a learned position embedding")
 
 

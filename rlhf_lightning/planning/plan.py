@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhf_lightning.config.algorithms import TrainingConfig
 from rlhf_lightning.config.schema import Config
-from rlhf_lightning.planning import activations
-from rlhf_lightning.planning.activations import ITEM
+from rlhf_lightning.planning.activations import Engine
 from rlhf_lightning.planning.roles import FLOAT, RolePlan, roles_of
 from rlhf_lightning.planning.shape import Shape, shape_of
 
@@ -71,8 +69,9 @@ def make_plan(config: Config) -> Plan:
     shape = shape_of(config.model)
     roles = roles_of(config, shape)
     cpu = config.trainer.accelerator == "cpu"
+    engine = Engine.of(config.model, shape, cpu=cpu)
     learning = sum(role.parameters for role in roles if role.trains) * FLOAT
-    backbone = shape.stored(config.model.quantization, ITEM[config.model.dtype])
+    backbone = shape.stored(config.model.quantization, engine.item)
     always = (
         Part("libraries of the process" if cpu else "CUDA context", PROCESS if cpu else CUDA_CONTEXT),
         Part("backbone", backbone),
@@ -80,50 +79,53 @@ def make_plan(config: Config) -> Plan:
         Part("AdamW, two moments", 2 * learning),
     )
     gradients = Part("gradients", learning)
-    rows, length, sizes = _batch(config)
+    batch = _batch(config)
     sampling: tuple[Phase, ...] = ()
     if config.stage.name == "ppo":
         sampling = (
-            Phase("rollout", (*always, *_rollout(config, shape))),
-            Phase("scoring", (*always, _busiest(config, shape, rows, length))),
+            Phase("rollout", (*always, *_rollout(config, engine))),
+            Phase("scoring", (*always, *_scoring(engine, batch))),
         )
-    kept = _saved(config, shape, rows * length, first=min(role.first_layer for role in roles if role.trains))
-    update = Phase("update", (*always, gradients, kept, _busiest(config, shape, rows, length)))
+    first = min(role.first_layer for role in roles if role.trains)
+    update = Phase("update", (*always, gradients, *_update(engine, batch, layers=shape.sizes.layers - first)))
     step = Phase("optimizer step", (*always, gradients, Part("a float32 copy of what trains", learning)))
-    return Plan(shape, backbone, roles, (*sampling, update, step), cpu, sizes)
+    return Plan(shape, backbone, roles, (*sampling, update, step), cpu, batch.words)
 
 
-def _batch(config: Config) -> tuple[int, int, str]:
-    """Rows and longest row of a forward pass of the update, and both in words."""
+@dataclass(frozen=True)
+class _Batch:
+    """The largest forward pass of the update."""
+
+    rows: int
+    length: int
+    predicted: int
+    """Tokens whose log-probability is read; 0 where only scores are."""
+    words: str
+
+
+def _batch(config: Config) -> _Batch:
     if config.stage.name == "ppo":
         prompt, answer = config.data.max_prompt_length, config.generation.max_new_tokens
         rows, side = config.ppo.micro_batch_size, config.generation.batch_size
         words = f"{rows} answers a pass, {side} side by side in the rollout, {prompt} + {answer} tokens each"
-        return rows, prompt + answer, words
-    section = section_of(config)
+        return _Batch(rows, prompt + answer, rows * answer, words)
+    section = {"sft": config.sft, "reward": config.reward_model, "dpo": config.dpo}[config.stage.name]
     rows, length = section.micro_batch_size, section.max_length
     if config.stage.name == "sft":
-        return rows, length, f"{rows} demonstrations a pass, {length} tokens each"
-    return rows, 2 * length, f"{rows} pairs a pass, two texts of {length} tokens each"
+        return _Batch(rows, length, rows * length, f"{rows} demonstrations a pass, {length} tokens each")
+    predicted = 2 * rows * length if config.stage.name == "dpo" else 0
+    return _Batch(2 * rows, length, predicted, f"{rows} pairs a pass, two texts of {length} tokens each")
 
 
-def section_of(config: Config) -> TrainingConfig:
-    """The settings of a stage on fixed examples."""
-    return {"sft": config.sft, "reward": config.reward_model, "dpo": config.dpo}[config.stage.name]
-
-
-def _rollout(config: Config, shape: Shape) -> tuple[Part, ...]:
-    dtype, rows = config.model.dtype, config.generation.batch_size
-    prompt, answer = config.data.max_prompt_length, config.generation.max_new_tokens
-    parts = [Part("key-value cache", rows * (prompt + answer) * activations.cache_per_token(shape, dtype))]
+def _rollout(config: Config, engine: Engine) -> tuple[Part, ...]:
+    rows, prompt = config.generation.batch_size, config.data.max_prompt_length
+    tokens = rows * (prompt + config.generation.max_new_tokens)
+    parts = [Part("key-value cache", tokens * engine.cached())]
     if dequantizes_rollout(config):
-        whole = sum(linear.weights for linear in shape.linears()) * ITEM[dtype]
+        whole = sum(linear.weights for linear in engine.shape.linears()) * engine.item
         parts.append(Part("de-quantised weights of the rollout", whole))
-    prefill = _forward(config, shape, rows, prompt)
-    draw = activations.sampling_step(shape, dtype, rows)
-    busiest = Part("prompts in one layer", prefill) if prefill > draw else Part("logits of one step", draw)
-    parts.append(busiest)
-    return tuple(parts)
+    prompts = Part("prompts in one layer", engine.forward(rows, prompt))
+    return *parts, _larger(prompts, Part("logits of one step", engine.draw(rows)))
 
 
 def dequantizes_rollout(config: Config) -> bool:
@@ -132,28 +134,20 @@ def dequantizes_rollout(config: Config) -> bool:
     return config.model.quantization == "nf4" and chosen == "dequantized"
 
 
-def _forward(config: Config, shape: Shape, rows: int, length: int) -> int:
-    """One layer at work on ``rows`` rows of ``length`` tokens."""
-    dtype = config.model.dtype
-    work = rows * length * activations.working_per_token(shape, dtype)
-    if config.model.attention == "eager":
-        work = max(work, activations.attention_matrix(shape, dtype, rows=rows, length=length))
-    weights = activations.one_layer_dequantized(shape, dtype) if config.model.quantization == "nf4" else 0
-    return work + weights
+def _scoring(engine: Engine, batch: _Batch) -> tuple[Part, ...]:
+    layer = Part("one layer at work", engine.forward(batch.rows, batch.length))
+    return (_larger(layer, Part("a chunk of logits", engine.logits(batch.predicted))),)
 
 
-def _busiest(config: Config, shape: Shape, rows: int, length: int) -> Part:
-    """What comes and goes inside a pass: a layer at work, or the loss at the end, whichever is more."""
-    layer = _forward(config, shape, rows, length)
-    chunk = 0 if config.stage.name == "reward" else activations.logits_chunk(shape, rows * length)
-    return Part("one layer at work", layer) if layer > chunk else Part("a chunk of logits", chunk)
+def _update(engine: Engine, batch: _Batch, *, layers: int) -> tuple[Part, ...]:
+    """What is kept, from the lowest layer with an adapter that trains, and the most that comes and goes."""
+    kept = layers * batch.rows * batch.length * sum(engine.kept().values())
+    name = "inputs of the layers" if engine.lean else "activations kept for the backward pass"
+    layer = Part("one layer at work", engine.backward(batch.rows, batch.length))
+    chunk = Part("a chunk of logits", engine.logits(batch.predicted, learning=True))
+    return Part(name, kept), _larger(layer, chunk)
 
 
-def _saved(config: Config, shape: Shape, tokens: int, *, first: int) -> Part:
-    """What is kept for the backward pass, from the lowest layer with an adapter that trains."""
-    dtype, layers = config.model.dtype, shape.sizes.layers - first
-    whole = tokens * sum(activations.saved_per_token(shape, dtype).values())
-    if config.model.gradient_checkpointing:
-        inputs = layers * tokens * activations.checkpoint_per_token(shape, dtype)
-        return Part("inputs of the layers, and one layer's activations", inputs + whole)
-    return Part("activations kept for the backward pass", layers * whole)
+def _larger(one: Part, other: Part) -> Part:
+    """Of two things that are never there at once, the one that decides the peak."""
+    return max(one, other, key=lambda part: part.bytes)

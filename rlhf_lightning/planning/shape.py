@@ -6,18 +6,13 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
 from rlhf_lightning.assets import tiny_path
 from rlhf_lightning.config.schema import ModelConfig, ShapeConfig
 from rlhf_lightning.errors import UserError
 
-Layout = Literal["llama", "gpt2", "neox"]
-
-_PLAIN: Layout = "llama"
-_LLAMA = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "smollm3", "olmo", "olmo2", "granite")
-LAYOUTS: dict[str, Layout] = {"gpt2": "gpt2", "gpt_neox": "neox", **dict.fromkeys(_LLAMA, _PLAIN)}
-"""Transformers' ``model_type`` -> how the layers are built and named."""
+FAMILIES: tuple[str, ...] = get_args(ShapeConfig.model_fields["family"].annotation)
 _TIED = ("gpt2", "gemma", "gemma2")  # tied unless their config says otherwise
 _NAMES = {  # our name -> the names that config.json may give it
     "layers": ("num_hidden_layers", "n_layer"),
@@ -72,13 +67,13 @@ class Shape:
     @property
     def gated(self) -> bool:
         """Whether the MLP multiplies two projections."""
-        return self.sizes.layout == "llama"
+        return self.sizes.family not in ("gpt2", "gpt_neox")
 
     def linears(self) -> Iterator[Linear]:
         """Every linear layer of the trunk, layer by layer."""
         s, q, kv = self.sizes, self.queries, self.keys
         inside = {
-            "llama": (
+            "gated": (
                 ("layers.{}.self_attn.q_proj", s.hidden, q),
                 ("layers.{}.self_attn.k_proj", s.hidden, kv),
                 ("layers.{}.self_attn.v_proj", s.hidden, kv),
@@ -93,13 +88,13 @@ class Shape:
                 ("h.{}.mlp.c_fc", s.hidden, s.intermediate),
                 ("h.{}.mlp.c_proj", s.intermediate, s.hidden),
             ),
-            "neox": (
+            "gpt_neox": (
                 ("layers.{}.attention.query_key_value", s.hidden, q + 2 * kv),
                 ("layers.{}.attention.dense", q, s.hidden),
                 ("layers.{}.mlp.dense_h_to_4h", s.hidden, s.intermediate),
                 ("layers.{}.mlp.dense_4h_to_h", s.intermediate, s.hidden),
             ),
-        }[s.layout]
+        }["gated" if self.gated else s.family]
         for layer in range(s.layers):
             for name, inputs, outputs in inside:
                 yield Linear(name.format(layer), inputs, outputs, layer)
@@ -115,7 +110,7 @@ class Shape:
         """Numbers of the norms, and of the biases where every layer has them."""
         s = self.sizes
         norms = (2 * s.layers + 1) * s.hidden
-        if s.layout == "llama":
+        if self.gated:
             return norms
         return 2 * norms + sum(linear.outputs for linear in self.linears())
 
@@ -156,7 +151,7 @@ def shape_of(model: ModelConfig) -> Shape:
 def _read(values: dict[str, Any]) -> ShapeConfig | None:
     """The sizes in a ``config.json``; None where the layers are of a kind that is not known here."""
     kind = values.get("model_type")
-    if kind not in LAYOUTS:
+    if kind not in FAMILIES:
         return None
     found: dict[str, Any] = {}
     for name, keys in _NAMES.items():
@@ -170,6 +165,6 @@ def _read(values: dict[str, Any]) -> ShapeConfig | None:
         head_dim=values.get("head_dim") or hidden // heads,
         intermediate=values.get("intermediate_size") or values.get("n_inner") or 4 * hidden,
         tied=values.get("tie_word_embeddings", kind in _TIED),
-        layout=LAYOUTS[kind],
+        family=kind,
         positions=values.get("n_positions", 0) if kind == "gpt2" else 0,
     )

@@ -1,6 +1,5 @@
 """What the plan says of weights, against the weights of models that are really built."""
 
-import inspect
 from pathlib import Path
 
 import pytest
@@ -8,11 +7,9 @@ import pytest
 from rlhf_lightning.assets import tiny_path
 from rlhf_lightning.config.schema import Config, ModelConfig
 from rlhf_lightning.errors import UserError
-from rlhf_lightning.functional.logprobs import chunked_token_logprobs
 from rlhf_lightning.models.actor_critic import ActorCritic
 from rlhf_lightning.models.backbone import load_backbone
 from rlhf_lightning.models.cast import dpo_cast, ppo_cast, reward_cast, sft_cast
-from rlhf_lightning.planning.activations import CHUNK
 from rlhf_lightning.planning.plan import make_plan
 from rlhf_lightning.planning.roles import roles_of
 from rlhf_lightning.planning.shape import shape_of
@@ -97,8 +94,3 @@ def test_llama_2_7b_adapters_by_hand() -> None:
 def test_targets_that_name_no_layer_are_refused() -> None:
     with pytest.raises(UserError, match=r"names no layer of this model: it has q_proj, k_proj, v_proj"):
         make_plan(config(lora={"target_modules": ["c_attn"]}))
-
-
-def test_the_chunk_is_that_of_the_loss() -> None:
-    """Rows of logits are counted by the loss's own default."""
-    assert inspect.signature(chunked_token_logprobs).parameters["chunk"].default == CHUNK
