@@ -22,6 +22,6 @@ class Stamps:
 
     @property
     def cpu_seconds(self) -> list[float]:
-        """Processor time of all threads of this process; other work on the machine disturbs it less, not never:
-        threads that wait for each other spin."""
+        """Processor time of all threads of this process. Other work on the machine disturbs it less than wall
+        time, but does: threads that wait for each other spin."""
         return [after - before for before, after in itertools.pairwise(self.cpu)]
