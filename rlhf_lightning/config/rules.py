@@ -63,6 +63,17 @@ def doctor_needs_ppo(c: Config) -> Iterator[Fault]:
         yield Fault(("doctor", "stage.name"), f"doctor=true examines stage=ppo, not stage={c.stage.name}")
 
 
+def plan_of_one_stage(c: Config) -> Iterator[Fault]:
+    if c.plan and c.stage.name in ("evaluate", "pipeline"):
+        yield Fault(
+            ("plan", "stage.name"),
+            f"plan=true counts the memory of training, not of stage={c.stage.name}: "
+            "take stage=ppo, sft, reward or dpo",
+        )
+    if c.plan and c.doctor:
+        yield Fault(("plan", "doctor"), "plan=true loads nothing, doctor=true everything: take one of them")
+
+
 def evaluation_has_a_run(c: Config) -> Iterator[Fault]:
     """What is compared goes with the stage that compares."""
     evaluates = c.stage.name == "evaluate"
@@ -279,6 +290,7 @@ def sweep_objective(c: Config) -> Iterator[Fault]:
 RULES: tuple[Callable[[Config], Iterator[Fault]], ...] = (
     sizes_divide,
     doctor_needs_ppo,
+    plan_of_one_stage,
     evaluation_has_a_run,
     micro_batches,
     smoothing,
