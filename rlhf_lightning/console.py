@@ -21,6 +21,7 @@ from rich.text import Text
 
 from rlhf_lightning.config.locate import locate, named_paths
 from rlhf_lightning.config.schema import Config
+from rlhf_lightning.units import bytes_text, count_text
 
 if TYPE_CHECKING:  # the console starts before torch is loaded
     from rlhf_lightning.models.actor_critic import RoleWeight
@@ -51,25 +52,6 @@ def visible(character: str) -> str:
     """One character of untrusted text, spelt out where a terminal would obey it."""
     unseen = unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") or character in _BIDI
     return character.encode("unicode_escape").decode("ascii") if unseen else character
-
-
-def count_text(count: int) -> str:
-    """A number of parameters in three digits: 938, 12.3k, 1.24M, 6.74B."""
-    return _scaled(count, 1000, ("", "k", "M", "B", "T"))
-
-
-def bytes_text(size: int) -> str:
-    """A size in three digits, in units of 1024: 512 B, 3.50 MiB."""
-    return _scaled(size, 1024, (" B", " KiB", " MiB", " GiB", " TiB"))
-
-
-def _scaled(value: float, base: int, units: Sequence[str]) -> str:
-    step = 0
-    while value >= base and step < len(units) - 1:
-        value /= base
-        step += 1
-    digits = 0 if step == 0 or value >= 99.95 else 1 if value >= 9.995 else 2
-    return f"{value:.{digits}f}{units[step]}"
 
 
 def print_plan(console: Console, config: Config, *, roles: Sequence[RoleWeight], data: str) -> None:

@@ -177,10 +177,22 @@ def _main(root: Path, argv: list[str], jobs: Jobs) -> int:
     judged = plan(command)
     for note in judged.notes:
         print(note, file=sys.stderr)
+    if any(job.plan for job in judged.jobs):
+        _show_plan(judged.jobs, multirun=judged.multirun)
+        return 0
     _hand_over(judged.command, ["--multirun"] if judged.multirun else [], jobs)
     if judged.multirun:
         print(table(jobs.done))
     return max((job.code for job in jobs.done), default=0)
+
+
+def _show_plan(jobs: list[Config], *, multirun: bool) -> None:
+    """The memory plan of one run, in place of the run: no folder is made."""
+    from rlhf_lightning.planning.show import show_plan
+
+    if multirun:
+        raise UserError("plan=true looks at one run: leave out -m")
+    show_plan(jobs[0])
 
 
 def table(done: list[Job]) -> str:

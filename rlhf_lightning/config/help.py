@@ -25,6 +25,7 @@ usage: python train.py [GROUP=CHOICE ...] [KEY=VALUE ...]
 commands
   python train.py                                  train the embedded tiny model: no network, GPU or account
   python train.py doctor=true                      load everything, prove the set-up, train nothing
+  python train.py model=llama7b plan=true          show the memory that it will take, load nothing
   python train.py model=llama7b ppo.clip=0.2       a real model, one number changed
   python train.py -m ppo.beta=0.02,0.05,0.1 ppo.clip=0.1,0.2,0.3
                                                    a sweep: nine runs, a folder each

@@ -63,6 +63,17 @@ def doctor_needs_ppo(c: Config) -> Iterator[Fault]:
         yield Fault(("doctor", "stage.name"), f"doctor=true examines stage=ppo, not stage={c.stage.name}")
 
 
+def plan_of_one_stage(c: Config) -> Iterator[Fault]:
+    if c.plan and c.stage.name in ("evaluate", "pipeline"):
+        yield Fault(
+            ("plan", "stage.name"),
+            f"plan=true counts the memory of training, not of stage={c.stage.name}: "
+            "take stage=ppo, sft, reward or dpo",
+        )
+    if c.plan and c.doctor:
+        yield Fault(("plan", "doctor"), "plan=true loads nothing, doctor=true everything: take one of them")
+
+
 def evaluation_has_a_run(c: Config) -> Iterator[Fault]:
     """What is compared goes with the stage that compares."""
     evaluates = c.stage.name == "evaluate"
@@ -120,6 +131,20 @@ def whole_distribution(c: Config) -> Iterator[Fault]:
         yield Fault(("generation.top_k",), f"generation.top_k must be 0, not {c.generation.top_k}: {reason}")
     if c.generation.top_p != 1:
         yield Fault(("generation.top_p",), f"generation.top_p must be 1, not {c.generation.top_p}: {reason}")
+
+
+def endings_count(c: Config) -> Iterator[Fault]:
+    """What asks whether an answer ended by itself needs end tokens that end it."""
+    if not c.generation.ignore_eos or c.stage.name not in ROLLING:
+        return
+    cut = "with generation.ignore_eos=true no answer ends by its end token"
+    if (penalty := c.ppo.missing_eos_penalty) is not None and not c.generation.stop:
+        yield Fault(
+            ("ppo.missing_eos_penalty", "generation.ignore_eos"),
+            f"ppo.missing_eos_penalty={penalty} would be taken off every score: {cut}",
+        )
+    if c.doctor:
+        yield Fault(("doctor", "generation.ignore_eos"), f"doctor=true examines how answers end, but {cut}")
 
 
 def one_device(c: Config) -> Iterator[Fault]:
@@ -265,11 +290,13 @@ def sweep_objective(c: Config) -> Iterator[Fault]:
 RULES: tuple[Callable[[Config], Iterator[Fault]], ...] = (
     sizes_divide,
     doctor_needs_ppo,
+    plan_of_one_stage,
     evaluation_has_a_run,
     micro_batches,
     smoothing,
     no_dropout,
     whole_distribution,
+    endings_count,
     one_device,
     clips,
     controller,

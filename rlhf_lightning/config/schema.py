@@ -38,6 +38,23 @@ class LoRAConfig(Section):
     )
 
 
+class ShapeConfig(Section):
+    """Sizes of the model, for ``plan=true`` where no folder with a config.json says them."""
+
+    family: Literal[
+        "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "smollm3", "granite", "gpt2", "gpt_neox"
+    ] = Field("llama", description="model_type of its config.json")
+    layers: int = Field(ge=1, description="decoder layers")
+    hidden: int = Field(ge=1, description="width of the residual stream")
+    heads: int = Field(ge=1, description="query heads")
+    kv_heads: int = Field(ge=1, description="key and value heads")
+    head_dim: int = Field(ge=1, description="width of a head")
+    intermediate: int = Field(ge=1, description="width inside the MLP")
+    vocab: int = Field(ge=1, description="rows of the embedding")
+    tied: bool = Field(description="the head is the embedding")
+    positions: int = Field(0, ge=0, description="rows of a learned position embedding")
+
+
 class ModelConfig(Section):
     """The backbone and what sits on it."""
 
@@ -58,6 +75,9 @@ class ModelConfig(Section):
     )
     adapter: str | None = Field(None, description="run, or folder or hub id of an adapter, to start from")
     gradient_checkpointing: bool = Field(False, description="trade time for memory in the update")
+    shape: ShapeConfig | None = Field(
+        None, description="sizes of the model for plan=true; the config.json of a folder wins"
+    )
 
 
 class DataConfig(Section):
@@ -111,6 +131,10 @@ class GenerationConfig(Section):
     stop: list[Annotated[str, Field(min_length=1)]] = Field(
         default_factory=list, description="texts that end an answer, beside the end tokens"
     )
+    ignore_eos: bool = Field(
+        False,
+        description="end tokens are tokens like any other and end no answer (for equal work in benchmarks)",
+    )
     batch_size: int = Field(64, ge=1, description="answers sampled side by side")
 
 
@@ -158,6 +182,7 @@ class Config(Section):
 
     seed: int = Field(0, ge=0, lt=2**32, description="all randomness is counted from it")
     doctor: bool = Field(False, description="load everything, prove the set-up, train nothing")
+    plan: bool = Field(False, description="show the memory that the run will take, load nothing")
     resume: str | None = Field(None, description="run folder to continue")
     run: str | None = Field(None, description="finished run to look at (stage=evaluate)")
     objective: str | None = Field(

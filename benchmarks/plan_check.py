@@ -1,0 +1,143 @@
+"""``python -m benchmarks.plan_check``: the memory plan against the peak of real runs.
+
+One iteration of PPO a case, on the CPU, each in a process of its own, whose highest resident memory is
+measured: libraries, loading and all. Prompts are longer than ``data.max_prompt_length`` and no token ends an
+answer, so that every row is as long as the plan takes it to be. Exit code 1 where a plan is off by more than
+15 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rlhf_lightning.config.paths import cache_dir
+from rlhf_lightning.config.schema import Config
+from rlhf_lightning.planning.plan import Plan, make_plan
+
+TOLERANCE = 0.15
+MIB = 2**20
+TEXT = "We came back for the noodles and the soup was as good as the first time that we sat here. "
+PROMPT, ANSWER = 96, 64
+
+
+@dataclass(frozen=True)
+class Case:
+    """The settings in which the runs differ."""
+
+    model: str
+    micro_batch_size: int = 8
+    checkpointing: bool = False
+    critic: str = "adapter"
+    quantization: str = "nf4"
+    dtype: str = "bfloat16"
+    batch_size: int = 16
+
+    def __str__(self) -> str:
+        name = self.model if self.model == "tiny" else "SmolLM2-135M"
+        checkpointing = ", checkpointing" if self.checkpointing else ""
+        return (
+            f"{name}, {self.quantization} {self.dtype}, critic {self.critic}, "
+            f"micro-batch {self.micro_batch_size}, rollout {self.batch_size}{checkpointing}"
+        )
+
+    def config(self, prompts: Path, threads: int) -> Config:
+        return Config.model_validate(
+            {
+                "ppo": {
+                    "iterations": 1, "prompts_per_iteration": 16, "minibatch_size": 16, "epochs": 1,
+                    "micro_batch_size": self.micro_batch_size,
+                },
+                "model": {
+                    "path": self.model, "quantization": self.quantization, "critic": self.critic,
+                    "dtype": self.dtype, "gradient_checkpointing": self.checkpointing,
+                },
+                "data": {"path": str(prompts), "format": "text", "max_prompt_length": PROMPT},
+                "generation": {"max_new_tokens": ANSWER, "batch_size": self.batch_size},
+                "reward": {"kind": "length", "target": 8},
+                "trainer": {"accelerator": "cpu", "threads": threads},
+            }
+        )  # fmt: skip
+
+
+def cases(smollm2: str) -> Iterator[Case]:
+    """One setting changed at a time."""
+    for model, dtype in (("tiny", "float32"), (smollm2, "bfloat16")):
+        base = Case(model, dtype=dtype)
+        yield base
+        yield replace(base, micro_batch_size=2)
+        yield replace(base, checkpointing=True)
+        yield replace(base, critic="shared")
+        yield replace(base, quantization="none")
+        if model != "tiny":
+            yield replace(base, micro_batch_size=16)
+            yield replace(base, micro_batch_size=16, checkpointing=True)
+            yield replace(base, dtype="float32")
+
+
+def run(config: Config, folder: Path) -> None:
+    """Train, and print this process's highest resident memory in bytes."""
+    from dataclasses import replace
+
+    from benchmarks.training import train
+    from rlhf_lightning import build
+    from rlhf_lightning.callbacks.throughput import GIB, peak_memory
+    from rlhf_lightning.models.backbone import Backbone, load_backbone
+
+    def endless(*args: Any, **keywords: Any) -> Backbone:
+        return replace(load_backbone(*args, **keywords), end_ids=frozenset({-1}))
+
+    build.load_backbone = endless
+    stage = train(config, folder, lambda ppo: None)
+    print(int(peak_memory(stage.device) * GIB))
+
+
+def measure(config: Config) -> int:
+    """Peak in bytes of a run in its own process."""
+    command = [sys.executable, "-m", "benchmarks.plan_check", "--run", config.model_dump_json()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip().splitlines()[-1])
+    return int(done.stdout.split()[-1])
+
+
+def row(case: Case, plan: Plan, measured: int) -> str:
+    """One line of the table."""
+    planned = plan.peak.bytes
+    off = planned / measured - 1
+    return f"| {case} | {plan.peak.name} | {planned / MIB:,.0f} | {measured / MIB:,.0f} | {off:+.0%} |"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Every case, or the one run that ``--run`` describes; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.plan_check", description="Plan and peak.")
+    parser.add_argument("--smollm2", default=str(cache_dir() / "smollm2-135m-instruct"), help="its folder")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads of each run")
+    parser.add_argument("--run", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        if options.run:
+            run(Config.model_validate(json.loads(options.run)), Path(folder))
+            return 0
+        prompts = Path(folder) / "prompts.txt"
+        prompts.write_text("".join(f"{number} {TEXT * 12}\n" for number in range(32)))
+        print("| run | peak in | planned, MiB | measured, MiB | plan is off by |")
+        print("|---|---|---|---|---|")
+        worst = 0.0
+        for case in cases(options.smollm2):
+            config = case.config(prompts, options.threads)
+            plan, measured = make_plan(config), measure(config)
+            worst = max(worst, abs(plan.peak.bytes / measured - 1))
+            print(row(case, plan, measured), flush=True)
+    return int(worst > TOLERANCE)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,153 @@
+"""The memory plan of one config: what is always there, what each phase adds, which phase is the peak."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlhf_lightning.config.schema import Config
+from rlhf_lightning.planning.activations import Engine
+from rlhf_lightning.planning.roles import FLOAT, RolePlan, roles_of
+from rlhf_lightning.planning.shape import Shape, shape_of
+
+MIB = 2**20
+CUDA_CONTEXT = 512 * MIB
+"""What CUDA takes of a card before the first tensor, its libraries' kernels and workspaces included."""
+PROCESS = 700 * MIB
+"""Resident memory of the process itself on a CPU: Python, torch, Transformers, PEFT, bitsandbytes."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One thing that takes memory."""
+
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A moment of the run, with all that is in memory then."""
+
+    name: str
+    parts: tuple[Part, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.bytes for part in self.parts)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will take. All sizes in bytes."""
+
+    shape: Shape
+    backbone: int
+    roles: tuple[RolePlan, ...]
+    phases: tuple[Phase, ...]
+    cpu: bool
+    tokens: str
+    """The sizes that the phases were counted at, for a person."""
+
+    @property
+    def peak(self) -> Phase:
+        return max(self.phases, key=lambda phase: phase.bytes)
+
+    @property
+    def learning(self) -> int:
+        """Parameters that train."""
+        return sum(role.parameters for role in self.roles if role.trains)
+
+
+def make_plan(config: Config) -> Plan:
+    """Count the memory of a stage that trains, at the largest batch that its settings allow.
+
+    Every row is taken to be as long as it may be; no prompt is taken to be shared between rows.
+
+    Raises:
+        UserError: the model's sizes are not known, or no layer takes an adapter.
+    """
+    shape = shape_of(config.model)
+    roles = roles_of(config, shape)
+    cpu = config.trainer.accelerator == "cpu"
+    engine = Engine.of(config.model, shape, cpu=cpu)
+    learning = sum(role.parameters for role in roles if role.trains) * FLOAT
+    backbone = shape.stored(config.model.quantization, engine.item)
+    always = (
+        Part("libraries of the process" if cpu else "CUDA context", PROCESS if cpu else CUDA_CONTEXT),
+        Part("backbone", backbone),
+        Part("adapters and heads", sum(role.bytes for role in roles)),
+        Part("AdamW, two moments", 2 * learning),
+    )
+    gradients = Part("gradients", learning)
+    batch = _batch(config)
+    sampling: tuple[Phase, ...] = ()
+    if config.stage.name == "ppo":
+        sampling = (
+            Phase("rollout", (*always, *_rollout(config, engine))),
+            Phase("scoring", (*always, *_scoring(engine, batch))),
+        )
+    first = min(role.first_layer for role in roles if role.trains)
+    update = Phase("update", (*always, gradients, *_update(engine, batch, layers=shape.sizes.layers - first)))
+    step = Phase("optimizer step", (*always, gradients, Part("a float32 copy of what trains", learning)))
+    return Plan(shape, backbone, roles, (*sampling, update, step), cpu, batch.words)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """The largest forward pass of the update."""
+
+    rows: int
+    length: int
+    predicted: int
+    """Tokens whose log-probability is read; 0 where only scores are."""
+    words: str
+
+
+def _batch(config: Config) -> _Batch:
+    if config.stage.name == "ppo":
+        prompt, answer = config.data.max_prompt_length, config.generation.max_new_tokens
+        rows, side = config.ppo.micro_batch_size, config.generation.batch_size
+        words = f"{rows} answers a pass, {side} side by side in the rollout, {prompt} + {answer} tokens each"
+        return _Batch(rows, prompt + answer, rows * answer, words)
+    section = {"sft": config.sft, "reward": config.reward_model, "dpo": config.dpo}[config.stage.name]
+    rows, length = section.micro_batch_size, section.max_length
+    if config.stage.name == "sft":
+        return _Batch(rows, length, rows * length, f"{rows} demonstrations a pass, {length} tokens each")
+    predicted = 2 * rows * length if config.stage.name == "dpo" else 0
+    return _Batch(2 * rows, length, predicted, f"{rows} pairs a pass, two texts of {length} tokens each")
+
+
+def _rollout(config: Config, engine: Engine) -> tuple[Part, ...]:
+    rows, prompt = config.generation.batch_size, config.data.max_prompt_length
+    tokens = rows * (prompt + config.generation.max_new_tokens)
+    parts = [Part("key-value cache", tokens * engine.cached())]
+    if dequantizes_rollout(config):
+        whole = sum(linear.weights for linear in engine.shape.linears()) * engine.item
+        parts.append(Part("de-quantised weights of the rollout", whole))
+    prompts = Part("prompts in one layer", engine.forward(rows, prompt))
+    return *parts, _larger(prompts, Part("logits of one step", engine.draw(rows)))
+
+
+def dequantizes_rollout(config: Config) -> bool:
+    """Whether the rollout has a copy of the frozen weights that is not quantised."""
+    chosen = getattr(config.model, "rollout_weights", "nf4")
+    return config.model.quantization == "nf4" and chosen == "dequantized"
+
+
+def _scoring(engine: Engine, batch: _Batch) -> tuple[Part, ...]:
+    layer = Part("one layer at work", engine.forward(batch.rows, batch.length))
+    return (_larger(layer, Part("a chunk of logits", engine.logits(batch.predicted))),)
+
+
+def _update(engine: Engine, batch: _Batch, *, layers: int) -> tuple[Part, ...]:
+    """What is kept, from the lowest layer with an adapter that trains, and the most that comes and goes."""
+    kept = layers * batch.rows * batch.length * sum(engine.kept().values())
+    name = "inputs of the layers" if engine.lean else "activations kept for the backward pass"
+    layer = Part("one layer at work", engine.backward(batch.rows, batch.length))
+    chunk = Part("a chunk of logits", engine.logits(batch.predicted, learning=True))
+    return Part(name, kept), _larger(layer, chunk)
+
+
+def _larger(one: Part, other: Part) -> Part:
+    """Of two things that are never there at once, the one that decides the peak."""
+    return max(one, other, key=lambda part: part.bytes)
