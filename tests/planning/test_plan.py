@@ -153,7 +153,7 @@ def test_advice_names_only_what_is_left() -> None:
     unquantised = composed(*tokens, "model.quantization=none", "model.lora.r=1")
     ((name, saved),) = [(one.setting, one.saved) for one in advise(unquantised, make_plan(unquantised))[0]]
     assert name == "model.quantization=nf4"
-    # 2 bytes a linear weight against half of one and the scales; gate and up are de-quantised, and put together
+    # 2 bytes a weight against half of one and the scales; gate and up are de-quantised, then put together
     four_bit = 3_238_002_688 + 101_187_584 + 1_581_056 + 224 * 1088
     assert saved == 2 * 6_476_005_376 - four_bit - 2 * (2 * 4096 * 11_008 * 2)
 
