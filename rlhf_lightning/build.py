@@ -41,14 +41,18 @@ class Parts:
     data: PromptDataModule | ExampleDataModule[Any]
 
 
-def build_parts(config: Config) -> Parts:
+def build_parts(config: Config, backbone: Backbone | None = None) -> Parts:
     """Load the backbone, put the stage's roles on it, read its data.
 
     The seed is set first: fresh adapters and heads are the same on every rank and in every process.
+
+    Args:
+        backbone: one that is loaded already; None: the one that ``config.model`` names.
     """
     seed_everything(config.seed, verbose=False)
     builders = {"ppo": _ppo, "sft": _sft, "reward": _reward_model, "dpo": _dpo}
-    return builders[config.stage.name](config, load_backbone(config.model, device=pick_device(config)))
+    backbone = backbone or load_backbone(config.model, device=pick_device(config))
+    return builders[config.stage.name](config, backbone)
 
 
 def _ppo(config: Config, backbone: Backbone) -> Parts:

@@ -21,6 +21,7 @@ REQUIRED = {  # what a file leaves to the user
     "reward=regex": ["reward.pattern=a"],
     "reward=http": ["reward.url=http://localhost:8000/score"],
     "reward=sentiment": ["reward.parts.learned.reward.path=tiny"],
+    "experiment=bench_trl": ["data.path=file", "model.path=tiny", "reward.path=tiny"],
     "experiment=smollm2_reward": ["data.path=file"],
     "experiment=smollm2_sentiment": ["data.path=file"],
     **{f"advantage={name}": ["ppo.samples_per_prompt=4"] for name in ("rloo", "grpo", "dr_grpo")},

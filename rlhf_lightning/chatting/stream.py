@@ -6,10 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from transformers import DynamicCache
 
 from rlhf_lightning.console import visible
-from rlhf_lightning.functional.logprobs import position_ids
 from rlhf_lightning.models.actor_critic import ActorCritic
 from rlhf_lightning.models.roles import Role
 from rlhf_lightning.rollout.sampling import draw, uniforms
@@ -29,21 +27,16 @@ def sample(
         greedy: the likeliest token instead of a draw.
         seed, turn: what the draws depend on.
     """
-    step = roles.stepper(DynamicCache(config=roles.backbone.model.config))
+    speaker = roles.speaker([list(ids)], role, room=limit)
     u = uniforms([0], limit, seed=seed, iteration=turn)
-    new = torch.tensor([list(ids)], device=roles.device)
-    mask = torch.ones_like(new, dtype=torch.bool)
-    positions = position_ids(mask)
+    hidden = speaker.start()
     for t in range(limit):
-        with roles.roles.use(role):  # for this step alone: between two tokens anyone may speak
-            logits = roles.logits(step(new, mask, positions))
-        token = int(logits.argmax()) if greedy else int(draw(logits, u[:, t].to(logits.device)))
-        yield token
-        if token in roles.backbone.end_ids:
+        logits = roles.logits(hidden)
+        token = logits.argmax(dim=1) if greedy else draw(logits, u[:, t].to(logits.device))
+        yield int(token)
+        if int(token) in roles.backbone.end_ids:
             return
-        new = torch.tensor([[token]], device=roles.device)
-        mask = torch.cat([mask, mask.new_ones(1, 1)], dim=1)
-        positions = positions[:, -1:] + 1
+        hidden = speaker.step(token)
 
 
 def pieces(tokens: Iterator[int], tokenizer: Any, *, kept: list[int]) -> Iterator[str]:

@@ -133,6 +133,20 @@ def whole_distribution(c: Config) -> Iterator[Fault]:
         yield Fault(("generation.top_p",), f"generation.top_p must be 1, not {c.generation.top_p}: {reason}")
 
 
+def endings_count(c: Config) -> Iterator[Fault]:
+    """What asks whether an answer ended by itself needs end tokens that end it."""
+    if not c.generation.ignore_eos or c.stage.name not in ROLLING:
+        return
+    cut = "with generation.ignore_eos=true no answer ends by its end token"
+    if (penalty := c.ppo.missing_eos_penalty) is not None and not c.generation.stop:
+        yield Fault(
+            ("ppo.missing_eos_penalty", "generation.ignore_eos"),
+            f"ppo.missing_eos_penalty={penalty} would be taken off every score: {cut}",
+        )
+    if c.doctor:
+        yield Fault(("doctor", "generation.ignore_eos"), f"doctor=true examines how answers end, but {cut}")
+
+
 def one_device(c: Config) -> Iterator[Fault]:
     if c.trainer.devices != 1:
         yield Fault(
@@ -282,6 +296,7 @@ RULES: tuple[Callable[[Config], Iterator[Fault]], ...] = (
     smoothing,
     no_dropout,
     whole_distribution,
+    endings_count,
     one_device,
     clips,
     controller,

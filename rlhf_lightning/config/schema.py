@@ -131,6 +131,10 @@ class GenerationConfig(Section):
     stop: list[Annotated[str, Field(min_length=1)]] = Field(
         default_factory=list, description="texts that end an answer, beside the end tokens"
     )
+    ignore_eos: bool = Field(
+        False,
+        description="end tokens are tokens like any other and end no answer (for equal work in benchmarks)",
+    )
     batch_size: int = Field(64, ge=1, description="answers sampled side by side")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,18 +10,20 @@ from pathlib import Path
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
-from transformers import Cache
 
 from rlhf_lightning.config.schema import ModelConfig
 from rlhf_lightning.functional.logprobs import chunked_token_logprobs, position_ids
+from rlhf_lightning.kernels.packing import pack
 from rlhf_lightning.models.adapters import HEAD_FILES, add_adapters, add_score_head, name_base
-from rlhf_lightning.models.backbone import Backbone, cache_keyword
+from rlhf_lightning.models.backbone import Backbone
 from rlhf_lightning.models.cast import Cast
+from rlhf_lightning.models.decoder import Decoder, plain_low_rank, supports
 from rlhf_lightning.models.forest import Forest, Place, Segment, plant, predictors
 from rlhf_lightning.models.heads import ScalarHead
 from rlhf_lightning.models.identity import Identity, identify
 from rlhf_lightning.models.output import head_logits, logit_scale, soft_cap
 from rlhf_lightning.models.roles import Role, Roles
+from rlhf_lightning.models.speaking import DecoderSpeaker, ModuleSpeaker, Speaker
 from rlhf_lightning.types import Generation, Minibatch
 
 
@@ -68,9 +70,16 @@ class ActorCritic(nn.Module):
             self.value_head.load_state_dict(self.score_head.state_dict())
         self.roles = Roles(self.model, adapters)
         self._trunk = [backbone.model.base_model]  # in a list, so that nn.Module does not register it twice
-        self._cache_keyword = cache_keyword(self.trunk)
+        self.decoder: Decoder | None = (
+            None  # the plain path, through the backbone's modules, where there is none
+        )
+        if config.attention == "sdpa" and supports(self.trunk) and self._plain_low_rank():
+            self.decoder = Decoder(self.trunk, lean=config.gradient_checkpointing)
         if config.gradient_checkpointing:
             backbone.model.gradient_checkpointing_enable({"use_reentrant": False})
+
+    def _plain_low_rank(self) -> bool:
+        return plain_low_rank(list(self.model.peft_config.values()))
 
     @cached_property
     def _identity(self) -> Identity:
@@ -107,18 +116,15 @@ class ActorCritic(nn.Module):
 
     def policy(self, batch: Generation | Minibatch) -> tuple[Tensor, Tensor]:
         """log pi(a_t | s_t) and the entropy of pi(. | s_t), each (B, T), under the policy adapter."""
-        with self.roles.use("policy"):
-            return self._logprobs(self._hidden(batch)[:, :-1], batch)
+        return self._logprobs(self._hidden(batch, "policy")[:, :-1], batch)
 
     def reference(self, batch: Generation | Minibatch) -> Tensor:
         """log pi_ref(a_t | s_t), (B, T)."""
-        with self.roles.use("reference"):
-            return self._logprobs(self._hidden(batch)[:, :-1], batch)[0]
+        return self._logprobs(self._hidden(batch, "reference")[:, :-1], batch)[0]
 
     def values(self, batch: Generation | Minibatch) -> Tensor:
         """V(s_0) .. V(s_T), (B, T + 1): the last column is the state after the response's last column."""
-        with self.roles.use("policy" if self.shared_critic else "critic"):
-            return self._value(self._hidden(batch))
+        return self._value(self._hidden(batch, "policy" if self.shared_critic else "critic"))
 
     def policy_and_values(
         self, batch: Generation | Minibatch, *, head_only: bool = False
@@ -127,29 +133,52 @@ class ActorCritic(nn.Module):
 
         ``head_only`` keeps the value loss out of the shared trunk: it then trains the head alone.
         """
-        with self.roles.use("policy"):
-            hidden = self._hidden(batch)
-            logprobs, entropy = self._logprobs(hidden[:, :-1], batch)
-            return logprobs, entropy, self._value(hidden.detach() if head_only else hidden)
+        hidden = self._hidden(batch, "policy")
+        logprobs, entropy = self._logprobs(hidden[:, :-1], batch)
+        return logprobs, entropy, self._value(hidden.detach() if head_only else hidden)
 
     def score(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Reward of whole texts, (B,), read at the last real token by the mask, padded on either side."""
         assert self.score_head is not None
+        mask = attention_mask.to(self.device).bool()
         positions = torch.arange(input_ids.shape[1], device=self.device)
-        last = (attention_mask.to(self.device).long() * positions).argmax(dim=1)
-        with torch.no_grad(), self.roles.use("reward"):
-            hidden = self._forward(input_ids, attention_mask)
-            return self.score_head(hidden[torch.arange(len(last), device=self.device), last])
+        last = (mask.long() * positions).argmax(dim=1)
+        with torch.no_grad():
+            hidden = self._cells(input_ids.to(self.device), mask, "reward", columns=last.unsqueeze(1))
+            return self.score_head(hidden).squeeze(1)
 
     def _value(self, hidden: Tensor) -> Tensor:
         assert self.value_head is not None
         return self.value_head(hidden)
 
-    def _hidden(self, batch: Generation | Minibatch) -> Tensor:
+    def _hidden(self, batch: Generation | Minibatch, role: Role) -> Tensor:
         """Hidden states at positions P-1 .. P+T-1, (B, T + 1, H)."""
         ids = torch.cat([batch.prompt_ids, batch.response_ids], dim=1)
         mask = torch.cat([batch.prompt_mask, batch.response_mask], dim=1)
-        return self._forward(ids, mask)[:, batch.prompt_ids.shape[1] - 1 :]
+        columns = torch.arange(batch.prompt_ids.shape[1] - 1, ids.shape[1])
+        return self._cells(ids, mask, role, columns=columns.expand(len(ids), -1))
+
+    def _cells(self, ids: Tensor, mask: Tensor, role: Role, *, columns: Tensor) -> Tensor:
+        """Hidden states under a role of some columns of padded rows, (B, n) -> (B, n, H)."""
+        ids, mask = ids.to(self.device), mask.to(self.device)
+        columns = columns.to(self.device)
+        decoder = self._decoder_for(mask)
+        if decoder is None:
+            with self.roles.use(role):
+                hidden = self._forward(ids, mask)
+            return hidden.gather(1, columns.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
+        real = [row[kept].tolist() for row, kept in zip(ids.cpu(), mask.cpu(), strict=True)]
+        packing = pack(real).to(self.device)
+        x = decoder.forward(packing, self.roles.adapter(role))
+        places = (mask.long().cumsum(dim=1) - 1).clamp_min(0).gather(1, columns)
+        tokens = packing.index.gather(1, places)
+        return decoder.norm(x.index_select(0, tokens.flatten())).view(*tokens.shape, -1)
+
+    def _decoder_for(self, mask: Tensor) -> Decoder | None:
+        """The packed decoder, where it reads rows of this length as the modules would."""
+        if self.decoder is None or self.decoder.limit is None:
+            return self.decoder
+        return self.decoder if int(mask.sum(dim=1).max()) <= self.decoder.limit else None
 
     def _forward(self, ids: Tensor, mask: Tensor, places: Tensor | None = None) -> Tensor:
         """``mask`` is (B, L), or (B, 1, L, L) as the attention takes it, with ``places`` (B, L) beside it."""
@@ -163,16 +192,26 @@ class ActorCritic(nn.Module):
         return output.last_hidden_state
 
     def _logprobs(self, hidden: Tensor, batch: Generation | Minibatch) -> tuple[Tensor, Tensor]:
+        """Only tokens that count go through the head; 0 elsewhere."""
         weight, bias, softcap = self.head()
-        tokens = batch.response_ids.to(self.device)
-        return chunked_token_logprobs(
-            hidden, weight, tokens, temperature=self.temperature / self._scale, bias=bias, softcap=softcap
+        mask = batch.response_mask.to(self.device)
+        real = mask.flatten().nonzero().squeeze(1)
+        logprobs, entropy = chunked_token_logprobs(
+            hidden.reshape(-1, hidden.shape[-1]).index_select(0, real),
+            weight,
+            batch.response_ids.to(self.device).flatten()[real],
+            temperature=self.temperature / self._scale,
+            bias=bias,
+            softcap=softcap,
         )
+        return _spread(logprobs, mask), _spread(entropy, mask)
 
     # ---- whole texts: pairs and demonstrations ----------------------------------------------------
 
     def plant(self, rows: Sequence[Sequence[Segment]]) -> Forest:
         """Texts as one batch in the form that this backbone's attention takes."""
+        if self.decoder is not None:  # it finds by itself what texts share
+            return plant(rows, pad_id=self.backbone.pad_id, together=False)
         config = self.backbone.model.config.get_text_config()
         width = max(sum(len(segment.ids) for segment in row) for row in rows)
         window = getattr(config, "sliding_window", None) or width  # a mask of our own would lift it
@@ -182,7 +221,10 @@ class ActorCritic(nn.Module):
     def read(self, forest: Forest, role: Role) -> Tensor:
         """Hidden states of a forest under a role, (B, L, H); gradients pass."""
         mask = forest.mask
-        if mask.ndim == 4 and self.backbone.model.config.get_text_config()._attn_implementation == "eager":
+        if mask.ndim == 2:
+            columns = torch.arange(mask.shape[1]).expand(len(mask), -1)
+            return self._cells(forest.ids, mask, role, columns=columns)
+        if self.backbone.model.config.get_text_config()._attn_implementation == "eager":
             dtype = self.backbone.model.dtype
             mask = torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
         with self.roles.use(role):
@@ -220,15 +262,17 @@ class ActorCritic(nn.Module):
         """Next-token logits divided by the temperature, float32, (N, H) -> (N, V)."""
         return head_logits(hidden, *self.head()) / (self.temperature / self._scale)
 
-    def stepper(self, cache: Cache) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        """A function ``(ids (B, n), mask (B, all so far), positions (B, n)) -> last hidden state (B, H)``."""
+    def speaker(self, texts: Sequence[Sequence[int]], role: Role, *, room: int) -> Speaker:
+        """A role that goes on from these texts.
 
-        def step(ids: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
-            keywords = {self._cache_keyword: cache, "use_cache": True}
-            hidden = self.trunk(input_ids=ids, attention_mask=mask.long(), position_ids=positions, **keywords)
-            return hidden.last_hidden_state[:, -1]
-
-        return step
+        Args:
+            texts: token ids, none empty.
+            room: new tokens at most.
+        """
+        longest = max(map(len, texts)) + room
+        if self.decoder is not None and (self.decoder.limit is None or longest <= self.decoder.limit):
+            return DecoderSpeaker(self.decoder, texts, room=room, adapter=self.roles.adapter(role))
+        return ModuleSpeaker(self.trunk, self.backbone, texts, lambda: self.roles.use(role))
 
     # ---- saving -----------------------------------------------------------------------------------
 
@@ -269,6 +313,11 @@ class ActorCritic(nn.Module):
             frozen = sum(map(_count, own)) - trainable
             rows.append(RoleWeight(role, adapter, label, trainable, frozen, sum(map(_bytes, own))))
         return rows
+
+
+def _spread(figures: Tensor, mask: Tensor) -> Tensor:
+    """One figure for each True of the mask, in its place; 0 elsewhere."""
+    return torch.zeros(mask.shape, dtype=figures.dtype, device=mask.device).masked_scatter(mask, figures)
 
 
 def _count(parameter: Tensor) -> int:

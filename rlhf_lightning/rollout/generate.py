@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from rlhf_lightning.config.schema import GenerationConfig
 from rlhf_lightning.data.padding import left_pad, right_pad
-from rlhf_lightning.functional.logprobs import position_ids
 from rlhf_lightning.models.actor_critic import ActorCritic
 from rlhf_lightning.models.roles import Role
 from rlhf_lightning.rollout.sampling import draw, filter_logits, uniforms
@@ -49,17 +48,16 @@ def generate(
     tokens: list[list[int]] = [[] for _ in order]
     ended: list[Ended] = ["length" for _ in order]
     done = 0
-    with actor_critic.roles.use(role):
-        for start in range(0, len(order), config.batch_size):
-            chosen = order[start : start + config.batch_size]
-            rows = [prompts.rows[i] for i in chosen]
-            u = uniforms(rows, config.max_new_tokens, seed=seed, iteration=iteration)
-            batch = _Batch(actor_critic, [prompts.ids[i] for i in chosen], config, None if greedy else u)
-            for row, answer, reason in batch.run():
-                tokens[chosen[row]], ended[chosen[row]] = answer, reason
-                done += 1
-                if progress is not None:
-                    progress(done, len(order))
+    for start in range(0, len(order), config.batch_size):
+        chosen = order[start : start + config.batch_size]
+        rows = [prompts.rows[i] for i in chosen]
+        u = uniforms(rows, config.max_new_tokens, seed=seed, iteration=iteration)
+        batch = _Batch(actor_critic, [prompts.ids[i] for i in chosen], role, config, None if greedy else u)
+        for row, answer, reason in batch.run():
+            tokens[chosen[row]], ended[chosen[row]] = answer, reason
+            done += 1
+            if progress is not None:
+                progress(done, len(order))
     pad = actor_critic.backbone.pad_id
     prompt_ids, prompt_mask = left_pad(prompts.ids, pad)
     response_ids, response_mask = right_pad(tokens, pad)
@@ -68,50 +66,47 @@ def generate(
 
 
 class _Batch:
-    """Rows that are sampled side by side; a row leaves when it ends."""
+    """Rows that are sampled side by side; rows that ended leave, several at a time."""
 
     def __init__(
         self,
         actor_critic: ActorCritic,
         ids: Sequence[Sequence[int]],
+        role: Role,
         config: GenerationConfig,
         u: Tensor | None,
     ) -> None:
         self.model, self.config, self.u = actor_critic, config, u
         backbone = actor_critic.backbone
-        self.end_ids, self.tokenizer = backbone.end_ids, backbone.tokenizer
-        self.ids, self.mask = (t.to(actor_critic.device) for t in left_pad(ids, backbone.pad_id))
-        self.cache = DynamicCache(config=backbone.model.config)
+        self.end_ids = frozenset() if config.ignore_eos else backbone.end_ids
+        self.tokenizer = backbone.tokenizer
+        self.speaker = actor_critic.speaker(ids, role, room=config.max_new_tokens)
         self.window = stop_window(config.stop)
+        self.rows = torch.arange(len(ids))  # those that are still computed
 
     def run(self) -> Iterator[tuple[int, list[int], Ended]]:
         """Yields (row, tokens, reason) as rows end."""
-        device = self.model.device
-        step = self.model.stepper(self.cache)
-        alive = torch.arange(len(self.ids))
-        answers: list[list[int]] = [[] for _ in alive]
-        ids, mask, positions = self.ids, self.mask, position_ids(self.mask)
+        answers: list[list[int]] = [[] for _ in self.rows]
+        alive = set(self.rows.tolist())
+        hidden = self.speaker.start()
         for t in range(self.config.max_new_tokens):
-            logits = self.model.logits(step(ids, mask, positions))
-            chosen = self._choose(logits, alive, t).tolist()
-            keep: list[int] = []
-            for place, (row, token) in enumerate(zip(alive.tolist(), chosen, strict=True)):
+            chosen = self._choose(self.model.logits(hidden), self.rows, t)
+            for row, token in zip(self.rows.tolist(), chosen.tolist(), strict=True):
+                if row not in alive:
+                    continue
                 answers[row].append(token)
                 reason = self._reason(answers[row], last=t + 1 == self.config.max_new_tokens)
-                if reason is None:
-                    keep.append(place)
-                else:
+                if reason is not None:
+                    alive.remove(row)
                     yield row, answers[row], reason
-            if not keep:
+            if not alive:
                 return
-            tokens = torch.tensor(chosen, device=device)
-            if len(keep) < len(alive):
-                kept = torch.tensor(keep, device=device)
-                self.cache.batch_select_indices(kept)
-                alive, tokens, mask, positions = alive[keep], tokens[kept], mask[kept], positions[kept]
-            ids = tokens.unsqueeze(1)
-            mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
-            positions = positions[:, -1:] + 1
+            # Taking rows out copies the whole cache, so it waits until it saves an eighth of the work.
+            if len(alive) <= len(self.rows) * 7 // 8:
+                kept = torch.tensor([place for place, row in enumerate(self.rows.tolist()) if row in alive])
+                self.rows, chosen = self.rows[kept], chosen[kept.to(chosen.device)]
+                self.speaker.keep(kept.to(chosen.device))
+            hidden = self.speaker.step(chosen)
 
     def _choose(self, logits: Tensor, alive: Tensor, t: int) -> Tensor:
         if self.u is None:

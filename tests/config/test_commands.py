@@ -106,6 +106,11 @@ VALUES = [
     (["model.lora.dropout=0.1"], "model.lora.dropout must be 0 for stage=ppo, not 0.1"),
     (["generation.top_k=50"], "generation.top_k must be 0, not 50"),
     (["generation.top_p=0.9"], "generation.top_p must be 1, not 0.9"),
+    (
+        ["generation.ignore_eos=true", "ppo.missing_eos_penalty=1"],
+        "ppo.missing_eos_penalty=1.0 would be taken off every score: with generation.ignore_eos=true no",
+    ),
+    (["generation.ignore_eos=true", "doctor=true"], "doctor=true examines how answers end, but with"),
     (["trainer.devices=2"], "training on several devices is not supported yet"),
     (["ppo.clip_high=0.1"], "ppo.clip_high=0.1 must be at least ppo.clip=0.2"),
     (["ppo.dual_clip=1.1"], "ppo.dual_clip=1.1 must be above 1 + the upper clip = 1.2"),

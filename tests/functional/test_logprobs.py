@@ -4,8 +4,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from rlhf_lightning.functional import chunked_token_logprobs, entropy, position_ids, token_logprobs
+from rlhf_lightning.functional.chunked import default_chunk
 
 LOGITS = torch.tensor([[[2.0, 0.0, -1.0]]])
 ONE = torch.tensor([[1]])
@@ -25,6 +28,20 @@ def head(seed=0, rows=7, width=5, vocabulary=11, dtype=torch.float64):
     weight = torch.randn(vocabulary, width, generator=g, dtype=dtype, requires_grad=True)
     bias = torch.randn(vocabulary, generator=g, dtype=dtype, requires_grad=True)
     return hidden, weight, bias, torch.randint(0, vocabulary, (rows,), generator=g)
+
+
+class Operations(TorchDispatchMode):
+    """What ran: names of operations, and the elements of every tensor that they made or filled."""
+
+    def __init__(self):
+        super().__init__()
+        self.names, self.sizes = [], []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        self.names.append(function.overloadpacket.__name__)
+        self.sizes += [x.numel() for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
+        return result
 
 
 class TestTokenLogprobs:
@@ -212,28 +229,64 @@ class TestChunked:
         assert hidden.grad.isfinite().all() and weight.grad.isfinite().all()
         assert not weight.grad[3].any()
 
-    def test_nothing_as_large_as_the_logits_is_ever_alive(self):
+    @pytest.mark.parametrize("used", ["logprobs", "entropy"])
+    @pytest.mark.parametrize("head_learns", [False, True])
+    def test_nothing_as_large_as_the_logits_is_ever_made_or_saved(self, used, head_learns):
         rows, vocabulary, chunk = 64, 1000, 4
-        hidden, weight, _, tokens = head(rows=rows, width=8, vocabulary=vocabulary, dtype=torch.float32)
-        saved, made = [], []
-
-        class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
-            def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-                result = function(*args, **(kwargs or {}))
-                for x in result if isinstance(result, tuple | list) else [result]:
-                    if isinstance(x, torch.Tensor):
-                        made.append(x.numel())
-                return result
+        hidden, weight, _, tokens = head(rows=rows, width=2, vocabulary=vocabulary, dtype=torch.float32)
+        saved = []
 
         def remember(x):
             saved.append(x.numel())
             return x
 
-        with torch.autograd.graph.saved_tensors_hooks(remember, lambda x: x), Sizes():
-            lp, h = chunked_token_logprobs(hidden, weight, tokens, chunk=chunk)
-            (lp.sum() + h.sum()).backward()
-        assert 0 < max(saved) <= weight.numel() < rows * vocabulary
-        assert max(made) <= weight.numel() < rows * vocabulary
+        with torch.autograd.graph.saved_tensors_hooks(remember, lambda x: x), Operations() as seen:
+            lp, h = chunked_token_logprobs(
+                hidden, weight.requires_grad_(head_learns), tokens, chunk=chunk, softcap=5.0
+            )
+            (lp.sum() if used == "logprobs" else h.sum()).backward()
+        assert 0 < max(saved) <= weight.numel()
+        assert max(seen.sizes) == chunk * vocabulary < rows * vocabulary
+
+    @pytest.mark.parametrize(
+        ("differentiated", "with_entropy", "products"),
+        [(False, False, 1), (False, True, 1), (True, False, 2), (True, True, 3)],
+    )
+    def test_products_with_the_head(self, differentiated, with_entropy, products):
+        hidden, weight, _, tokens = head(rows=6)
+        with torch.set_grad_enabled(differentiated), Operations() as seen:
+            lp, h = chunked_token_logprobs(hidden, weight.detach(), tokens, chunk=2, entropy=with_entropy)
+            if differentiated:
+                (lp.sum() + (h.sum() if with_entropy else 0.0)).backward()
+        assert seen.names.count("mm") == 3 * products
+
+    def test_without_entropy(self):
+        hidden, weight, bias, tokens = head(rows=6)
+        keywords = {"bias": bias, "temperature": 0.7, "softcap": 2.0, "chunk": 4}
+        lp, none = chunked_token_logprobs(hidden, weight, tokens, entropy=False, **keywords)
+        expected, _ = chunked_token_logprobs(hidden, weight, tokens, **keywords)
+        assert none is None
+        assert torch.equal(lp, expected)
+        inputs = [hidden, weight, bias]
+        ours, theirs = (torch.autograd.grad(x.square().sum(), inputs) for x in (lp, expected))
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+    def test_a_sure_token_keeps_its_small_gradient(self):
+        # π_a = 1 − 9e-4 here. The gradient W_a − Σ π W is the small difference of two rows near 4: it has to
+        # be formed from 1 − π_a, not from the two products.
+        weight = torch.tensor([[4.0, 4.0], [-4.0, 4.0]], dtype=torch.bfloat16)
+        hidden = torch.tensor([[0.875, 1.0]], dtype=torch.bfloat16, requires_grad=True)
+        chunked_token_logprobs(hidden, weight, torch.tensor([0]))[0].sum().backward()
+        logits = hidden.detach().double() @ weight.double().T
+        rest = torch.sigmoid(logits[0, 1] - logits[0, 0])
+        assert rest < 1e-3
+        assert hidden.grad[0, 0].item() == pytest.approx(8.0 * rest.item(), rel=1e-2)
+        assert hidden.grad[0, 1].item() == 0.0
+
+    @pytest.mark.parametrize(("vocabulary", "rows"), [(49152, 170), (32000, 262), (1 << 20, 128)])
+    def test_default_chunk_keeps_to_its_bytes(self, vocabulary, rows):
+        assert default_chunk(vocabulary, torch.device("cpu")) == rows
+        assert default_chunk(vocabulary, torch.device("cuda")) >= rows
 
     def test_errors(self):
         hidden, weight, _, tokens = head()

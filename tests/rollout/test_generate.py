@@ -98,6 +98,15 @@ def test_every_end_token_of_the_model_ends(build, prompts_for):
     assert out.lengths.tolist() == [3] * 4 and out.ended == ("eos",) * 4
 
 
+def test_an_ignored_end_token_is_sampled_counted_and_ends_nothing(build, prompts_for):
+    actor_critic = build()
+    force_token(actor_critic, {2: 1, 4: 0})
+    config = GenerationConfig(max_new_tokens=6, ignore_eos=True)
+    out = generate(actor_critic, prompts_for(actor_critic), config, seed=0, iteration=0)
+    assert out.response_ids.tolist() == [[40, 40, 1, 40, 0, 40]] * 4
+    assert bool(out.response_mask.all()) and out.ended == ("length",) * 4
+
+
 def test_the_end_token_counts_although_it_is_also_the_pad_token(build, prompts_for):
     actor_critic = build()
     assert actor_critic.backbone.pad_id in actor_critic.backbone.end_ids

@@ -1,0 +1,1 @@
+"""The same PPO iteration by TRL and by this project, side by side."""

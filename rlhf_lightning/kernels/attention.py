@@ -1,0 +1,88 @@
+"""Causal attention over rows that are padded on the right, with grouped heads.
+
+On a CPU the products are batched matrix products: torch's flash kernel takes several times as long there
+(docs/performance.md). On a GPU torch's own kernel does it. Probabilities are never kept: the backward computes
+them again, so that memory grows with tokens and not with their square.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+# Scores alive at once, elements: a head of a long row, or all heads of several short ones. 8 MB in bfloat16
+# stay in a cache.
+_SCORES = 1 << 22
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """softmax(q k' / sqrt(d) + causal mask) v.
+
+    Args:
+        q: (B, H, L, d).
+        k, v: (B, K, L, d); K divides H.
+    Returns:
+        (B, H, L, d). Rows past the end of a text hold numbers that nothing may read.
+    """
+    if q.device.type != "cpu":
+        return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    groups, mask = _grouped(out, k), _causal(q, k)
+    for part, queries, keys, values in _parts(q, k, v):
+        torch.bmm(_probabilities(queries, keys, mask), values, out=groups[part])
+    return out
+
+
+def attend_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v.
+
+        P = softmax(S),  dV = P' dO,  dP = dO V',  dS = P (dP - rowsum(P dP)),  dQ = dS K / sqrt(d)
+
+    Args:
+        grad: (B, H, L, d), 0 where the output is not read.
+    """
+    if q.device.type != "cpu":
+        with torch.enable_grad():
+            leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+            out = scaled_dot_product_attention(*leaves, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+            return torch.autograd.grad(out, leaves, grad)  # type: ignore[return-value]
+    grads = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)]
+    of_q, of_k, of_v = _grouped(grads[0], k), grads[1].flatten(0, 1), grads[2].flatten(0, 1)
+    upstream, mask, scale = _grouped(grad, k), _causal(q, k), q.shape[-1] ** -0.5
+    for part, queries, keys, values in _parts(q, k, v):
+        p, g = _probabilities(queries, keys, mask), upstream[part]
+        torch.bmm(p.transpose(1, 2), g, out=of_v[part])
+        ds = torch._softmax_backward_data(torch.bmm(g, values.transpose(1, 2)), p, -1, p.dtype)
+        torch.bmm(ds, keys, out=of_q[part])
+        torch.bmm(ds.transpose(1, 2), queries, out=of_k[part])
+    return grads[0].mul_(scale), grads[1].mul_(scale), grads[2]
+
+
+def _probabilities(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
+    """(n, g L, d), (n, L, d) -> (n, g L, L), in the dtype of q; the softmax itself runs in float32."""
+    scores = torch.baddbmm(mask.expand(len(q), -1, -1), q, k.transpose(1, 2), alpha=q.shape[-1] ** -0.5)
+    return torch.softmax(scores, dim=-1)
+
+
+def _causal(q: Tensor, k: Tensor) -> Tensor:
+    """(1, g L, L): 0 where a query sees a key, else -inf."""
+    length = q.shape[2]
+    hidden = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
+    mask = torch.zeros(length, length, dtype=q.dtype, device=q.device).masked_fill_(hidden, float("-inf"))
+    return mask.repeat(q.shape[1] // k.shape[1], 1).unsqueeze(0)
+
+
+def _grouped(x: Tensor, k: Tensor) -> Tensor:
+    """Heads that share keys below one another: (B, H, L, d) -> (B K, g L, d)."""
+    return x.reshape(k.shape[0] * k.shape[1], -1, x.shape[-1])
+
+
+def _parts(q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+    queries, keys, values = _grouped(q, k), k.flatten(0, 1), v.flatten(0, 1)
+    step = max(1, _SCORES // (queries.shape[1] * keys.shape[1]))
+    for start in range(0, len(keys), step):
+        part = slice(start, start + step)
+        yield part, queries[part], keys[part], values[part]

@@ -1,0 +1,65 @@
+"""Rows of tokens without padding, and what several of them begin with computed once.
+
+A hidden state depends on the tokens up to its own and on nothing else. So of rows that begin alike (a system
+prompt, the answers to one prompt) the common beginning is computed once, forward and backward: the rows are
+the paths of a tree whose nodes are the packed tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Packing:
+    """``B`` rows of up to ``L`` tokens as ``N`` different tokens, each with its own beginning."""
+
+    ids: Tensor  # (N,) int64
+    positions: Tensor  # (N,) int64, counted along the row
+    index: Tensor  # (B, L) int64: which packed token stands in a cell; 0 right of the row's end
+    owner: Tensor  # (N,) int64: the first cell, of B * L, in which a packed token stands
+    lengths: Tensor  # (B,) int64
+
+    def to(self, device: torch.device | str) -> Packing:
+        return replace(self, **{f.name: getattr(self, f.name).to(device) for f in fields(self)})
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def pack(rows: Sequence[Sequence[int]], *, share: bool = True) -> Packing:
+    """Lay rows out as the tree of their beginnings.
+
+    Args:
+        rows: token ids of each row, none empty.
+        share: False computes every row by itself: the same hidden states, more tokens.
+    """
+    width = max(map(len, rows))
+    index = torch.zeros(len(rows), width, dtype=torch.int64)
+    ids: list[int] = []
+    positions: list[int] = []
+    owner: list[int] = []
+    # Sorted, a row shares its longest beginning with the row before it.
+    order = sorted(range(len(rows)), key=lambda i: rows[i]) if share else range(len(rows))
+    before: Sequence[int] = ()
+    path: list[int] = []
+    for number in order:
+        row = rows[number]
+        shared = common(before, row) if share else 0
+        path = path[:shared] + list(range(len(ids), len(ids) + len(row) - shared))
+        ids += row[shared:]
+        positions += range(shared, len(row))
+        owner += range(number * width + shared, number * width + len(row))
+        index[number, : len(row)] = torch.tensor(path)
+        before = row
+    lengths = torch.tensor([len(row) for row in rows])
+    return Packing(torch.tensor(ids), torch.tensor(positions), index, torch.tensor(owner), lengths)
+
+
+def common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the beginning that two rows share."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

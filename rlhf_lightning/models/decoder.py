@@ -1,0 +1,138 @@
+"""The backbone's decoder on packed tokens: its weights, our arithmetic.
+
+For the families whose layers are the ones of ``kernels.blocks``. Others go through their own modules, to the
+same numbers (``ActorCritic``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+
+from rlhf_lightning.kernels.blocks import AttentionHalf, MLPHalf, Tokens
+from rlhf_lightning.kernels.linears import Linears, Term
+from rlhf_lightning.kernels.packing import Packing
+from rlhf_lightning.models.frozen import Frozen
+
+FAMILIES = ("LlamaModel", "MistralModel", "Qwen2Model")
+
+
+def supports(trunk: nn.Module) -> bool:
+    """Whether the layers are norm, rotary attention, norm, gated SiLU, each with a residual, and no more."""
+    config: Any = getattr(trunk, "config", None)
+    return type(trunk).__name__ in FAMILIES and getattr(config, "hidden_act", None) == "silu"
+
+
+class Decoder:
+    """A supported trunk, readable under any of the adapters on it.
+
+    Args:
+        trunk: as ``supports`` allows.
+        lean: keep only each half-layer's input for the backward and compute the rest again.
+    """
+
+    def __init__(self, trunk: nn.Module, *, lean: bool = False) -> None:
+        self.trunk: Any = trunk
+        self.lean = lean
+        self.config: Any = trunk.config
+        self.dtype: torch.dtype = self.trunk.embed_tokens.weight.dtype
+        self._weights = [_Layer(layer, self.dtype) for layer in self.trunk.layers]
+        self._halves: dict[str | None, list[tuple[AttentionHalf, MLPHalf]]] = {}
+
+    @property
+    def limit(self) -> int | None:
+        """Longest row that full attention reads as the model would; None: no limit."""
+        kinds = getattr(self.config, "layer_types", None)
+        window = getattr(self.config, "sliding_window", None)
+        return window if window and (kinds is None or "sliding_attention" in kinds) else None
+
+    def keep_dequantised(self, kept: bool) -> None:
+        """Hold 4-bit weights also in the dtype of the arithmetic, or drop that copy: the same numbers."""
+        for layer in self._weights:
+            for frozen in layer.frozen:
+                frozen.keep(kept)
+
+    def layers(self, adapter: str | None) -> list[tuple[AttentionHalf, MLPHalf]]:
+        """Both halves of each layer under one adapter, or bare."""
+        if adapter not in self._halves:
+            self._halves[adapter] = [
+                layer.halves(self.config, adapter, lean=self.lean) for layer in self._weights
+            ]
+        return self._halves[adapter]
+
+    def tokens(self, packing: Packing) -> Tokens:
+        cos, sin = self.rotation(packing.positions)
+        return Tokens(packing, cos, sin)
+
+    def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin at positions (N,), each (N, 1, d / 2)."""
+        like = self.trunk.embed_tokens.weight
+        cos, sin = self.trunk.rotary_emb(like, positions.unsqueeze(0))
+        half = cos.shape[-1] // 2
+        return cos[0, :, None, :half].contiguous(), sin[0, :, None, :half].contiguous()
+
+    def forward(self, packing: Packing, adapter: str | None) -> Tensor:
+        """Hidden states before the last norm, (N, H); gradients go to the adapter's tensors."""
+        tokens = self.tokens(packing)
+        x = self.trunk.embed_tokens(packing.ids)
+        for attention, mlp in self.layers(adapter):
+            x = mlp(attention(x, tokens))
+        return x
+
+    def norm(self, x: Tensor) -> Tensor:
+        """The norm after the last layer."""
+        return self.trunk.norm(x)
+
+
+class _Layer:
+    """One layer's frozen weights and the modules that carry adapters."""
+
+    def __init__(self, layer: Any, dtype: torch.dtype) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self.layer = layer
+        self.groups = [
+            [attention.q_proj, attention.k_proj, attention.v_proj],
+            [attention.o_proj],
+            [mlp.gate_proj, mlp.up_proj],
+            [mlp.down_proj],
+        ]
+        self.frozen = [Frozen([_base(m) for m in group], dtype) for group in self.groups]
+        self.biases = [frozen.biases() for frozen in self.frozen]
+
+    def halves(self, config: Any, adapter: str | None, *, lean: bool) -> tuple[AttentionHalf, MLPHalf]:
+        qkv, out, gate_up, down = (
+            Linears(frozen, bias, frozen.sizes, tuple(_term(m, adapter) for m in group))
+            for frozen, bias, group in zip(self.frozen, self.biases, self.groups, strict=True)
+        )
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        first, second = self.layer.input_layernorm, self.layer.post_attention_layernorm
+        attention = AttentionHalf(
+            norm=first.weight,
+            eps=first.variance_epsilon,
+            qkv=qkv,
+            out=out,
+            heads=config.num_attention_heads,
+            key_heads=config.num_key_value_heads,
+            head_size=size,
+            lean=lean,
+        )
+        return attention, MLPHalf(second.weight, second.variance_epsilon, gate_up, down, lean=lean)
+
+
+def _base(module: nn.Module) -> nn.Module:
+    return module.base_layer if isinstance(module, LoraLayer) else module
+
+
+def _term(module: Any, adapter: str | None) -> Term | None:
+    if adapter is None or not isinstance(module, LoraLayer) or adapter not in module.lora_A:
+        return None
+    return Term(module.lora_A[adapter].weight, module.lora_B[adapter].weight, module.scaling[adapter])
+
+
+def plain_low_rank(adapters: Sequence[Any]) -> bool:
+    """Whether the adapters' configs add ``scale * B A x`` and nothing else (no DoRA, no dropout)."""
+    return not any(config.use_dora or config.lora_dropout for config in adapters)
