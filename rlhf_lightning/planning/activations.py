@@ -15,7 +15,7 @@ ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of a number."""
 PACKED = ("llama", "mistral", "qwen2")
 """Families that go through ``kernels.blocks``."""
-CHUNK_BYTES = {"cpu": 48 << 20, "gpu": 256 << 20}
+CHUNK_BYTES = {"cpu": 32 << 20, "gpu": 256 << 20}
 FEWEST_ROWS = 128
 """A chunk of float32 logits, and the rows that it has at least (``functional.chunked``)."""
 SCORES = 1 << 22
@@ -95,7 +95,7 @@ class Engine:
         return 2 * h * tokens + max(moments)
 
     def backward(self, rows: int, length: int) -> int:
-        """Bytes of one layer at work in the backward pass beside what is kept, de-quantised weights included."""
+        """Bytes of one layer at work in the backward pass beside what is kept, its weights included."""
         if not self.packed:
             return self._own_modules(rows, length) + rows * length * self.computed_again()
         (h, i, q, kv), tokens, scores = self._widths(), rows * length * self.item, self._scores(rows, length)
@@ -126,8 +126,7 @@ class Engine:
         return min(rows * s.kv_heads, max(1, SCORES // group)) * group * self.item
 
     def _weights(self) -> dict[str, int]:
-        """Bytes of the de-quantised weights that are multiplied at once. Those of several maps are there twice
-        when they are put together."""
+        """Bytes of the de-quantised weights that are multiplied at once."""
         h, i, q, kv = self._widths()
         sizes = {"qkv": h * (q + 2 * kv), "gate and up": 2 * h * i, "down": h * i}
         return {name: size * self.item if self.quantised else 0 for name, size in sizes.items()}
