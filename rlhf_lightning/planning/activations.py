@@ -15,7 +15,7 @@ ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of a number."""
 PACKED = ("llama", "mistral", "qwen2")
 """Families that go through ``kernels.blocks``."""
-CHUNK_BYTES = {"cpu": 48 << 20, "gpu": 256 << 20}
+CHUNK_BYTES = {"cpu": 32 << 20, "gpu": 256 << 20}
 FEWEST_ROWS = 128
 """A chunk of float32 logits, and the rows that it has at least (``functional.chunked``)."""
 SCORES = 1 << 22
@@ -58,10 +58,7 @@ class Engine:
 
     def computed_again(self) -> int:
         """Bytes of one token that one layer computes again in the backward where only inputs are kept."""
-        if not self.lean:
-            return 0
-        parts = self._computed().values()
-        return max(parts) if self.packed else sum(parts)
+        return sum(self._computed().values()) if self.lean else 0
 
     def _computed(self) -> dict[str, int]:
         s, q, kv, item = self.shape.sizes, self.shape.queries, self.shape.keys, self.item
@@ -82,47 +79,65 @@ class Engine:
     # ---- comes and goes ---------------------------------------------------------------------------
 
     def forward(self, rows: int, length: int) -> int:
-        """Bytes of one layer at work without gradients, its weights included."""
-        s, q, kv = self.shape.sizes, self.shape.queries, self.shape.keys
-        attention = 2 * s.hidden + 4 * q + 5 * kv
-        mlp = 3 * s.hidden + 3 * s.intermediate
-        tokens = rows * length * max(attention, mlp) * self.item
-        return tokens + self._scores(rows, length, copies=2) + self.weights()
+        """Bytes of one layer at work without gradients beside its input, de-quantised weights included."""
+        if not self.packed:
+            return self._own_modules(rows, length)
+        (h, i, q, kv), tokens, scores = self._widths(), rows * length * self.item, self._scores(rows, length)
+        group = self._weights()
+        moments = (
+            (2 * q + 2 * kv) * tokens + 2 * scores,
+            (4 * q + 4 * kv) * tokens,
+            (h + q + 2 * kv) * tokens + 2 * group["qkv"],
+            h * tokens + 2 * group["gate and up"],
+            (h + 2 * i) * tokens + group["gate and up"],
+            (h + 3 * i) * tokens + group["down"],
+        )
+        return 2 * h * tokens + max(moments)
 
     def backward(self, rows: int, length: int) -> int:
         """Bytes of one layer at work in the backward pass beside what is kept, its weights included."""
-        s, q, kv, item = self.shape.sizes, self.shape.queries, self.shape.keys, self.item
-        attention = (7 * q + 6 * kv + 3 * s.hidden) * item
-        mlp = (5 * s.intermediate + 2 * s.hidden) * item
-        norm = (2 * s.intermediate + 2 * s.hidden) * item + 3 * 4 * s.hidden
-        tokens = rows * length * (max(attention, mlp, norm) + self.computed_again())
-        return tokens + self._scores(rows, length, copies=4) + self.weights()
-
-    def _scores(self, rows: int, length: int, *, copies: int) -> int:
-        """Bytes of attention scores: a slice of them on a CPU, all where they are written out, else none."""
-        heads = self.shape.sizes.heads
-        every = rows * heads * length * length
         if not self.packed:
-            return every * (2 * self.item + 4) if self.eager else 0
+            return self._own_modules(rows, length) + rows * length * self.computed_again()
+        (h, i, q, kv), tokens, scores = self._widths(), rows * length * self.item, self._scores(rows, length)
+        group = self._weights()
+        of_attention, of_mlp = (2 * q + 2 * kv, 2 * i) if self.lean else (0, 0)
+        attention = (
+            (5 * q + 4 * kv) * tokens + 3 * scores,
+            (7 * q + 6 * kv + 2 * h) * tokens + 2 * group["qkv"],
+        )
+        mlp = (
+            (5 * i + h) * tokens,
+            (2 * i + 3 * h) * tokens + 2 * group["gate and up"],
+            (2 * i + 2 * h) * tokens + 3 * 4 * h * rows * length,  # the norm's derivative is taken in float32
+        )
+        return h * tokens + max(of_attention * tokens + max(attention), of_mlp * tokens + max(mlp))
+
+    def _widths(self) -> tuple[int, int, int, int]:
+        """Of the residual stream, the MLP, all queries, all keys."""
+        s = self.shape.sizes
+        return s.hidden, s.intermediate, self.shape.queries, self.shape.keys
+
+    def _scores(self, rows: int, length: int) -> int:
+        """Bytes of the attention scores that are alive at once; a GPU's kernel writes none."""
         if not self.cpu:
             return 0
-        group = heads // self.shape.sizes.kv_heads * length * length
-        return (copies * min(every, max(SCORES, group)) + group) * self.item
-
-    def weights(self) -> int:
-        """Bytes of the widest de-quantised weights that are multiplied at once; 0 without quantisation.
-
-        Gate and up are one product: both parts are there when they are put together.
-        """
-        if not self.quantised:
-            return 0
         s = self.shape.sizes
-        widest = max(linear.weights for linear in self.shape.linears())
-        if self.packed:
-            widest = 2 * max(
-                2 * s.hidden * s.intermediate, s.hidden * (self.shape.queries + 2 * self.shape.keys)
-            )
-        return widest * self.item
+        group = s.heads // s.kv_heads * length * length
+        return min(rows * s.kv_heads, max(1, SCORES // group)) * group * self.item
+
+    def _weights(self) -> dict[str, int]:
+        """Bytes of the de-quantised weights that are multiplied at once."""
+        h, i, q, kv = self._widths()
+        sizes = {"qkv": h * (q + 2 * kv), "gate and up": 2 * h * i, "down": h * i}
+        return {name: size * self.item if self.quantised else 0 for name, size in sizes.items()}
+
+    def _own_modules(self, rows: int, length: int) -> int:
+        """The same for a layer of Transformers: its MLP at its widest, and eager attention's matrix."""
+        h, i, q, _ = self._widths()
+        every = rows * self.shape.sizes.heads * length * length
+        matrix = every * (2 * self.item + 4) if self.eager else 0
+        weights = max(linear.weights for linear in self.shape.linears()) * self.item if self.quantised else 0
+        return rows * length * (2 * h + 3 * max(i, q)) * self.item + matrix + weights
 
     def logits(self, rows: int, *, learning: bool = False) -> int:
         """Bytes of the chunk of logits that the log-probabilities of ``rows`` tokens are read from."""

@@ -3,13 +3,18 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from rlhf_lightning.assets import tiny_path
 from rlhf_lightning.config.schema import Config, ModelConfig
 from rlhf_lightning.errors import UserError
+from rlhf_lightning.functional import chunked
+from rlhf_lightning.kernels import attention
+from rlhf_lightning.models import decoder
 from rlhf_lightning.models.actor_critic import ActorCritic
 from rlhf_lightning.models.backbone import load_backbone
 from rlhf_lightning.models.cast import dpo_cast, ppo_cast, reward_cast, sft_cast
+from rlhf_lightning.planning import activations
 from rlhf_lightning.planning.plan import make_plan
 from rlhf_lightning.planning.roles import roles_of
 from rlhf_lightning.planning.shape import shape_of
@@ -94,3 +99,12 @@ def test_llama_2_7b_adapters_by_hand() -> None:
 def test_targets_that_name_no_layer_are_refused() -> None:
     with pytest.raises(UserError, match=r"names no layer of this model: it has q_proj, k_proj, v_proj"):
         make_plan(config(lora={"target_modules": ["c_attn"]}))
+
+
+def test_the_engine_is_counted_with_its_own_numbers() -> None:
+    assert {f"{family.capitalize()}Model" for family in activations.PACKED} == set(decoder.FAMILIES)
+    assert activations.SCORES == attention._SCORES
+    assert activations.FEWEST_ROWS == chunked._FEWEST_ROWS
+    for kind, device in (("cpu", "cpu"), ("gpu", "cuda")):
+        rows = activations.CHUNK_BYTES[kind] // (4 * 49_152)
+        assert rows == chunked.default_chunk(49_152, torch.device(device))
