@@ -115,7 +115,7 @@ def _wandb_logger(config: Config, settings: WandbConfig, run_dir: Path, mode: st
             os.environ[name] = str(value)
             _environment_added.add(name)
     try:
-        with _no_input():
+        with _no_input(), _no_staged_inputs():
             run = wandb.init(
                 project=settings.project,
                 entity=settings.entity,
@@ -157,3 +157,23 @@ def _no_input() -> Iterator[None]:
             yield
         finally:
             sys.stdin = terminal
+
+
+@contextlib.contextmanager
+def _no_staged_inputs() -> Iterator[None]:
+    """W&B looks for inputs staged by its Launch package, whose import takes longer than loading a small model.
+
+    Only that package can have staged any; where nobody has imported it, there is nothing to look for.
+    """
+    from wandb.sdk.wandb_run import Run
+
+    name = "_detect_and_apply_job_inputs"  # private: where it is gone, so is what it costs
+    look = getattr(Run, name, None)
+    if look is None or "wandb.sdk.launch" in sys.modules:
+        yield
+        return
+    setattr(Run, name, lambda run: None)
+    try:
+        yield
+    finally:
+        setattr(Run, name, look)

@@ -3,8 +3,8 @@
 Whole processes run in turn, on the same machine in the same minutes, ``--repeats`` times in alternating
 order. An iteration is rollout, scoring and update; the first of each process warms up and does not count. A
 figure is the median over a process's iterations, then over the repeats; a ratio is taken within each repeat
-before its median. Peak memory is the kernel's high-water mark of the whole process, loading included, on both
-sides.
+before its median. Processor time stands beside wall time and tells whether other work disturbed a run. Peak
+memory is the kernel's high-water mark of the whole process, loading included, on both sides.
 """
 
 from __future__ import annotations

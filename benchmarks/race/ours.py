@@ -5,17 +5,16 @@ python -m benchmarks.race.ours data.path=FILE reward.path=FOLDER model.critic=sh
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import torch
 
 from benchmarks.machine import ROOT
 from benchmarks.race.peak import peak_rss_gb
+from benchmarks.race.stamps import Stamps
 from benchmarks.training import train
 from rlhf_lightning.callbacks.throughput import peak_memory
 from rlhf_lightning.config.composing import Command
@@ -37,20 +36,21 @@ def composed(words: list[str]) -> Config:
 
 def measure(config: Config) -> dict[str, object]:
     """Train, and report seconds of each iteration and phase, tokens of the last prompt batch, peak memory."""
-    stamps: list[float] = []
+    stamps = Stamps()
     phases: dict[str, list[float]] = {name: [] for name in PHASES}
     widths: list[int] = []
 
     def tell(stage) -> None:  # type: ignore[no-untyped-def]
-        stamps.append(time.perf_counter())
+        stamps.mark()
         for name in PHASES:
             phases[name].append(stage.metrics[f"time/{name}_s"])
         widths.append(int(stage.rollout.prompt_mask.sum(dim=1).float().mean().ceil()))
 
     with tempfile.TemporaryDirectory() as folder:
-        train(config, Path(folder), tell, started=lambda _: stamps.append(time.perf_counter()))
+        train(config, Path(folder), tell, started=lambda _: stamps.mark())
     result: dict[str, object] = {
-        "seconds": [after - before for before, after in itertools.pairwise(stamps)],
+        "seconds": stamps.seconds,
+        "cpu_seconds": stamps.cpu_seconds,
         "phases": phases,
         "prompt_tokens": max(widths),
         "peak_gb": peak_rss_gb(),

@@ -9,11 +9,9 @@ example does; ``--value lora`` gives it an adapter, as the 4-bit run must. The l
 """
 
 import argparse
-import itertools
 import json
 import os
 import tempfile
-import time
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 
@@ -30,19 +28,20 @@ from transformers import (
 from trl.experimental.ppo import PPOConfig, PPOTrainer
 
 from benchmarks.race.peak import peak_rss_gb
+from benchmarks.race.stamps import Stamps
 from benchmarks.race.subjects import questions
 
 MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-class Stamps(TrainerCallback):
-    """The time at the end of each iteration."""
+class Iterations(TrainerCallback):
+    """A mark at the end of each iteration."""
 
-    def __init__(self) -> None:
-        self.times: list[float] = []
+    def __init__(self, stamps: Stamps) -> None:
+        self.stamps = stamps
 
     def on_step_end(self, *_: object, **__: object) -> None:
-        self.times.append(time.perf_counter())
+        self.stamps.mark()
 
 
 def lora(task: str) -> LoraConfig:
@@ -108,7 +107,7 @@ def trainer(options: argparse.Namespace, stamps: Stamps) -> PPOTrainer:
         train_dataset=data,
         eval_dataset=data,
         peft_config=lora("CAUSAL_LM"),
-        callbacks=[stamps],
+        callbacks=[Iterations(stamps)],
     )
 
 
@@ -127,13 +126,9 @@ def main() -> None:
     torch.manual_seed(0)
     stamps = Stamps()
     run = trainer(options, stamps)
-    times = [time.perf_counter()]
+    stamps.mark()
     run.train()
-    times += stamps.times
-    result = {
-        "seconds": [after - before for before, after in itertools.pairwise(times)],
-        "peak_gb": peak_rss_gb(),
-    }
+    result = {"seconds": stamps.seconds, "cpu_seconds": stamps.cpu_seconds, "peak_gb": peak_rss_gb()}
     if torch.cuda.is_available():
         result["peak_gpu_gb"] = torch.cuda.max_memory_allocated() / 1e9
     print(json.dumps(result))

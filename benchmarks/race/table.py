@@ -19,6 +19,8 @@ class Run:
     """Round in which it ran: ratios are taken within a round."""
     seconds: float
     """Median over its iterations."""
+    cpu_seconds: float
+    """The same of processor time, all threads."""
     peak_gb: float
     phases: dict[str, float]
     """Median seconds by phase; empty for the peer."""
@@ -32,7 +34,10 @@ class Run:
         phases = {name: middle(times[skip:]) for name, times in found.get("phases", {}).items()}
         seconds = list(found["seconds"])
         tokens = found.get("prompt_tokens", 0)
-        return cls(system, dtype, turn, middle(seconds[skip:]), found["peak_gb"], phases, tokens, seconds)
+        cpu = middle(found["cpu_seconds"][skip:])
+        return cls(
+            system, dtype, turn, middle(seconds[skip:]), cpu, found["peak_gb"], phases, tokens, seconds
+        )
 
 
 def sides(runs: Sequence[Run]) -> list[tuple[str, str]]:
@@ -54,11 +59,22 @@ def race_table(runs: Sequence[Run], *, peer: str) -> str:
                 f"{middle(times):.1f}",
                 f"{min(times):.1f} to {max(times):.1f}",
                 f"{middle([b.seconds / a.seconds for a, b in met]):.2f}" if met else "",
+                f"{middle([run.cpu_seconds for run in own]):.1f}",
+                f"{middle([b.cpu_seconds / a.cpu_seconds for a, b in met]):.2f}" if met else "",
                 f"{middle([run.peak_gb for run in own]):.2f}",
                 f"{middle([a.peak_gb / b.peak_gb for a, b in met]):.2f}" if met else "",
             ]
         )
-    head = ["", "s an iteration", "over the repeats", "times as fast", "peak GB", "of the peer's"]
+    head = [
+        "",
+        "s an iteration",
+        "over the repeats",
+        "times as fast",
+        "CPU s",
+        "times less",
+        "peak GB",
+        "of the peer's",
+    ]
     return markdown(head, rows)
 
 

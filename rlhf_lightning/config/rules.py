@@ -58,6 +58,15 @@ def sizes_divide(c: Config) -> Iterator[Fault]:
         )
 
 
+def a_copy_of_quantised_weights(c: Config) -> Iterator[Fault]:
+    if c.model.rollout_weights == "dequantized" and c.model.quantization == "none":
+        yield Fault(
+            ("model.rollout_weights", "model.quantization"),
+            "model.rollout_weights=dequantized copies 4-bit weights, and with model.quantization=none there "
+            "are none: leave it at nf4",
+        )
+
+
 def doctor_needs_ppo(c: Config) -> Iterator[Fault]:
     if c.doctor and c.stage.name != "ppo":
         yield Fault(("doctor", "stage.name"), f"doctor=true examines stage=ppo, not stage={c.stage.name}")
@@ -289,6 +298,7 @@ def sweep_objective(c: Config) -> Iterator[Fault]:
 
 RULES: tuple[Callable[[Config], Iterator[Fault]], ...] = (
     sizes_divide,
+    a_copy_of_quantised_weights,
     doctor_needs_ppo,
     plan_of_one_stage,
     evaluation_has_a_run,

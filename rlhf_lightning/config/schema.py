@@ -67,6 +67,10 @@ class ModelConfig(Section):
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         "bfloat16", description="dtype of the arithmetic"
     )
+    rollout_weights: Literal["nf4", "dequantized"] = Field(
+        "nf4",
+        description="dequantized: while sampling and scoring, hold the 4-bit weights in dtype too; faster",
+    )
     attention: Literal["sdpa", "eager", "flash_attention_2"] = Field("sdpa", description="attention kernel")
     trust_remote_code: bool = Field(False, description="run Python code that comes with the model")
     lora: LoRAConfig = Field(LoRAConfig(), description="shape of the adapters")

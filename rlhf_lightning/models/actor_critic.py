@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +13,7 @@ from peft import PeftModel
 from torch import Tensor, nn
 
 from rlhf_lightning.config.schema import ModelConfig
+from rlhf_lightning.errors import UserError
 from rlhf_lightning.functional.logprobs import chunked_token_logprobs, position_ids
 from rlhf_lightning.kernels.packing import pack
 from rlhf_lightning.models.adapters import HEAD_FILES, add_adapters, add_score_head, name_base
@@ -75,6 +77,12 @@ class ActorCritic(nn.Module):
         )
         if config.attention == "sdpa" and supports(self.trunk) and self._plain_low_rank():
             self.decoder = Decoder(self.trunk, lean=config.gradient_checkpointing)
+        self._dequantize = config.rollout_weights == "dequantized"
+        if self._dequantize and self.decoder is None:
+            raise UserError(
+                f"model.rollout_weights=dequantized needs a decoder of the Llama family with attention=sdpa; "
+                f"this is {type(self.trunk).__name__} with model.attention={config.attention}: take nf4"
+            )
         if config.gradient_checkpointing:
             backbone.model.gradient_checkpointing_enable({"use_reentrant": False})
 
@@ -114,28 +122,32 @@ class ActorCritic(nn.Module):
 
     # ---- passes that score ------------------------------------------------------------------------
 
-    def policy(self, batch: Generation | Minibatch) -> tuple[Tensor, Tensor]:
-        """log pi(a_t | s_t) and the entropy of pi(. | s_t), each (B, T), under the policy adapter."""
-        return self._logprobs(self._hidden(batch, "policy")[:, :-1], batch)
+    def policy(self, batch: Generation | Minibatch, *, entropy: bool = True) -> tuple[Tensor, Tensor | None]:
+        """log pi(a_t | s_t) and the entropy of pi(. | s_t), each (B, T), under the policy adapter.
+
+        Args:
+            entropy: False leaves the entropy out, None, and saves its time and memory.
+        """
+        return self._logprobs(self._hidden(batch, "policy")[:, :-1], batch, entropy=entropy)
 
     def reference(self, batch: Generation | Minibatch) -> Tensor:
         """log pi_ref(a_t | s_t), (B, T)."""
-        return self._logprobs(self._hidden(batch, "reference")[:, :-1], batch)[0]
+        return self._logprobs(self._hidden(batch, "reference")[:, :-1], batch, entropy=False)[0]
 
     def values(self, batch: Generation | Minibatch) -> Tensor:
         """V(s_0) .. V(s_T), (B, T + 1): the last column is the state after the response's last column."""
         return self._value(self._hidden(batch, "policy" if self.shared_critic else "critic"))
 
     def policy_and_values(
-        self, batch: Generation | Minibatch, *, head_only: bool = False
-    ) -> tuple[Tensor, ...]:
+        self, batch: Generation | Minibatch, *, head_only: bool = False, entropy: bool = True
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
         """Log-probabilities, entropies and values from one forward of the policy's trunk (``critic=shared``).
 
         ``head_only`` keeps the value loss out of the shared trunk: it then trains the head alone.
         """
         hidden = self._hidden(batch, "policy")
-        logprobs, entropy = self._logprobs(hidden[:, :-1], batch)
-        return logprobs, entropy, self._value(hidden.detach() if head_only else hidden)
+        logprobs, entropies = self._logprobs(hidden[:, :-1], batch, entropy=entropy)
+        return logprobs, entropies, self._value(hidden.detach() if head_only else hidden)
 
     def score(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Reward of whole texts, (B,), read at the last real token by the mask, padded on either side."""
@@ -191,20 +203,23 @@ class ActorCritic(nn.Module):
         )
         return output.last_hidden_state
 
-    def _logprobs(self, hidden: Tensor, batch: Generation | Minibatch) -> tuple[Tensor, Tensor]:
+    def _logprobs(
+        self, hidden: Tensor, batch: Generation | Minibatch, *, entropy: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
         """Only tokens that count go through the head; 0 elsewhere."""
         weight, bias, softcap = self.head()
         mask = batch.response_mask.to(self.device)
         real = mask.flatten().nonzero().squeeze(1)
-        logprobs, entropy = chunked_token_logprobs(
+        logprobs, entropies = chunked_token_logprobs(
             hidden.reshape(-1, hidden.shape[-1]).index_select(0, real),
             weight,
             batch.response_ids.to(self.device).flatten()[real],
             temperature=self.temperature / self._scale,
             bias=bias,
             softcap=softcap,
+            entropy=entropy,
         )
-        return _spread(logprobs, mask), _spread(entropy, mask)
+        return _spread(logprobs, mask), None if entropies is None else _spread(entropies, mask)
 
     # ---- whole texts: pairs and demonstrations ----------------------------------------------------
 
@@ -247,7 +262,7 @@ class ActorCritic(nn.Module):
         weight, bias, softcap = self.head()
         tokens = forest.ids.to(self.device)[rows, targets]
         logprobs, _ = chunked_token_logprobs(
-            hidden, weight, tokens, temperature=1.0 / self._scale, bias=bias, softcap=softcap
+            hidden, weight, tokens, temperature=1.0 / self._scale, bias=bias, softcap=softcap, entropy=False
         )
         return logprobs, mask
 
@@ -261,6 +276,19 @@ class ActorCritic(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits divided by the temperature, float32, (N, H) -> (N, V)."""
         return head_logits(hidden, *self.head()) / (self.temperature / self._scale)
+
+    @contextmanager
+    def rolling_out(self) -> Iterator[None]:
+        """Inside, with ``model.rollout_weights=dequantized``, 4-bit weights are held in the dtype of the
+        arithmetic too: the same numbers without unpacking them for every token."""
+        if self.decoder is None or not self._dequantize:
+            yield
+            return
+        self.decoder.keep_dequantised(True)
+        try:
+            yield
+        finally:
+            self.decoder.keep_dequantised(False)
 
     def speaker(self, texts: Sequence[Sequence[int]], role: Role, *, room: int) -> Speaker:
         """A role that goes on from these texts.

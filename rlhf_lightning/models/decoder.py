@@ -35,8 +35,8 @@ class Decoder:
         lean: keep only each half-layer's input for the backward and compute the rest again.
     """
 
-    def __init__(self, trunk: nn.Module, *, lean: bool = False) -> None:
-        self.trunk: Any = trunk
+    def __init__(self, trunk: Any, *, lean: bool = False) -> None:
+        self.trunk = trunk
         self.lean = lean
         self.config: Any = trunk.config
         self.dtype: torch.dtype = self.trunk.embed_tokens.weight.dtype
@@ -130,7 +130,9 @@ def _base(module: nn.Module) -> nn.Module:
 def _term(module: Any, adapter: str | None) -> Term | None:
     if adapter is None or not isinstance(module, LoraLayer) or adapter not in module.lora_A:
         return None
-    return Term(module.lora_A[adapter].weight, module.lora_B[adapter].weight, module.scaling[adapter])
+    a: Any = module.lora_A[adapter]
+    b: Any = module.lora_B[adapter]
+    return Term(a.weight, b.weight, module.scaling[adapter])
 
 
 def plain_low_rank(adapters: Sequence[Any]) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from bitsandbytes.functional import dequantize_4bit
-from torch import Tensor, nn
+from torch import Tensor
 
 
 class Frozen:
@@ -16,7 +17,7 @@ class Frozen:
     every call, by the function that their own forward uses, unless a copy is kept.
     """
 
-    def __init__(self, maps: Sequence[nn.Module], dtype: torch.dtype) -> None:
+    def __init__(self, maps: Sequence[Any], dtype: torch.dtype) -> None:
         self.maps, self.dtype = list(maps), dtype
         self.sizes = tuple(int(m.out_features) for m in self.maps)
         self.quantised = any(hasattr(m.weight, "quant_state") for m in self.maps)

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from rlhf_lightning.randomness import counted_seed
 
+_BLOCK = 256  # tokens; about the square root of a vocabulary, where the two levels cost the same
+
 
 def uniforms(rows: list[int], length: int, *, seed: int, iteration: int) -> Tensor:
     """u[row, t] in [0, 1) for a whole rollout, (len(rows), length) float64 on the CPU.
@@ -41,18 +43,39 @@ def filter_logits(logits: Tensor, *, top_k: int, top_p: float) -> Tensor:
     return logits
 
 
-def draw(logits: Tensor, u: Tensor) -> Tensor:
-    """Invert the cumulative distribution of ``softmax(logits)`` at ``u``.
+def draw(logits: Tensor, u: Tensor, *, temperature: float = 1.0) -> Tensor:
+    """Invert the cumulative distribution of ``softmax(logits / temperature)`` at ``u``.
 
-    The sum runs in float64: over 50,000 tokens a float32 sum drifts by more than a rare token's probability.
+    Two levels: the block of tokens that ``u`` falls into, by sums over blocks, then the token in that block.
+    All sums run in float64: over 50,000 tokens a float32 sum drifts by more than a rare token's probability.
+    A row's token does not depend on the rows beside it.
 
     Args:
-        logits: (N, V) float32.
+        logits: (N, V) of any float type, left as they are.
         u: (N,) in [0, 1).
+        temperature: above 0; 1 where the logits are divided already.
     Returns:
         Token ids (N,) int64; a token of probability 0 is never drawn.
     """
-    weights = (logits - logits.max(dim=1, keepdim=True).values).exp()
-    cumulative = weights.cumsum(dim=1, dtype=torch.float64)
+    rows, vocabulary = logits.shape
+    blocks = -(-vocabulary // _BLOCK)
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    padded = logits.new_full((rows, blocks * _BLOCK), float("-inf"), dtype=wide)
+    padded[:, :vocabulary] = logits
+    if temperature != 1.0:
+        padded.div_(temperature)
+    weights = torch.softmax(padded, dim=1, out=padded).view(rows, blocks, _BLOCK)
+    cumulative = weights.sum(dim=2, dtype=torch.float64).cumsum(dim=1)
     target = u.to(cumulative).unsqueeze(1) * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, target, right=True).squeeze(1).clamp(max=logits.shape[1] - 1)
+    block = _place(cumulative, target)
+    before = torch.where(block > 0, cumulative.gather(1, (block - 1).clamp(min=0)), 0.0)
+    inside = weights.gather(1, block.unsqueeze(2).expand(-1, 1, _BLOCK)).squeeze(1)
+    token = _place(inside.cumsum(dim=1, dtype=torch.float64), target - before)
+    return (block * _BLOCK + token).squeeze(1)
+
+
+def _place(cumulative: Tensor, target: Tensor) -> Tensor:
+    """First place whose sum passes the target, (N, 1); where rounding puts the target on or past the last,
+    the last place that adds to the sum."""
+    last = torch.searchsorted(cumulative, cumulative[:, -1:].contiguous())
+    return torch.minimum(torch.searchsorted(cumulative, target, right=True), last)

@@ -96,7 +96,7 @@ def policy_denominator(mask: Tensor, *, average: LossAverage, max_new_tokens: in
 
 def policy_terms(
     logprobs: Tensor,
-    entropy: Tensor,
+    entropy: Tensor | None,
     batch: Minibatch,
     *,
     config: PPOConfig,
@@ -113,6 +113,7 @@ def policy_terms(
         constant   1/(R L) Σ_i Σ_t x_it          L the length limit: no length in it (Dr. GRPO)
 
     Args:
+        entropy: needed for the bonus alone.
         batch: a part of the step; its masks hold whole responses.
         denominator: of the whole step, see ``policy_denominator``.
     """
@@ -132,6 +133,7 @@ def policy_terms(
     )
     stats.add_policy(loss, figures)
     if config.entropy_coef:
+        assert entropy is not None
         loss = loss - config.entropy_coef * weighted_sum(entropy, mask, weights) / denominator
     if config.kl_in == "loss" and beta:
         kl = kl_estimate(logprobs, batch.ref_logprobs, kind=config.kl_estimator)

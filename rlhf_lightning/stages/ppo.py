@@ -72,7 +72,8 @@ class PPO(Stage):
         iteration = self.counters["iteration"]
         beta = self.beta.beta
         self.actor_critic.eval()
-        rollout, clock = self._roll_out(prompts, iteration, beta)
+        with self.actor_critic.rolling_out():
+            rollout, clock = self._roll_out(prompts, iteration, beta)
         updating = time.perf_counter()
         stats = self._update(rollout, iteration, beta)
         clock["time/update_s"] = time.perf_counter() - updating
@@ -140,6 +141,7 @@ class PPO(Stage):
         mask = rollout.response_mask[rows]
         limit = self.config.generation.max_new_tokens
         divisor = policy_denominator(mask, average=ppo.loss_average, max_new_tokens=limit)
+        bonus = ppo.entropy_coef != 0
         common: dict[str, Any] = {"config": ppo, "stats": stats}
         of_policy = {"beta": beta, "denominator": divisor} | common
         of_critic = {"denominator": int(mask.sum())} | common
@@ -147,7 +149,9 @@ class PPO(Stage):
             batch = batch.to(model.device)
             if model.shared_critic:
                 with model.roles.use("policy"):
-                    logprobs, entropy, values = model.policy_and_values(batch, head_only=critic_only)
+                    logprobs, entropy, values = model.policy_and_values(
+                        batch, head_only=critic_only, entropy=bonus
+                    )
                     loss = value_terms(values, batch, **of_critic)
                     if not critic_only:
                         loss = loss + policy_terms(logprobs, entropy, batch, **of_policy)
@@ -155,7 +159,9 @@ class PPO(Stage):
                 continue
             if not critic_only:
                 with model.roles.use("policy"):
-                    self.manual_backward(policy_terms(*model.policy(batch), batch, **of_policy))
+                    self.manual_backward(
+                        policy_terms(*model.policy(batch, entropy=bonus), batch, **of_policy)
+                    )
             if model.has_critic:
                 with model.roles.use("critic"):
                     self.manual_backward(value_terms(model.values(batch), batch, **of_critic))
@@ -179,7 +185,10 @@ class PPO(Stage):
     def answer(self, prompts: Prompts) -> list[tuple[str, float]]:
         """Answers to prompts and their scores, always with the same random numbers; trains nothing."""
         config = self.config
-        generation = generate(self.actor_critic, prompts, config.generation, seed=config.seed, iteration=-1)
+        with self.actor_critic.rolling_out():
+            generation = generate(
+                self.actor_critic, prompts, config.generation, seed=config.seed, iteration=-1
+            )
         responses = texts(generation, self.actor_critic.backbone.tokenizer)
         return list(zip(responses, self.reward(prompts.texts, responses).scores.tolist(), strict=True))
 

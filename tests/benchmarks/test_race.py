@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from benchmarks.machine import Clock, Failed, markdown, run_json
 from benchmarks.race.__main__ import PEER, line_up, ours_words, parse
 from benchmarks.race.ours import composed, measure
 from benchmarks.race.peak import peak_rss_gb
+from benchmarks.race.stamps import Stamps
 from benchmarks.race.subjects import questions
 from benchmarks.race.table import Run, floor_table, race_table
 
@@ -40,7 +42,7 @@ def test_our_side_reports_each_iteration_with_four_roles(words: list[str]):
     config = composed([*words, "ppo.epochs=1"])
     assert config.reward.kind == "learned" and Path(config.reward.path).is_dir()
     found = json.loads(json.dumps(measure(config)))
-    assert len(found["seconds"]) == 2
+    assert len(found["seconds"]) == len(found["cpu_seconds"]) == 2
     assert {len(times) for times in found["phases"].values()} == {2}
     for turn, whole in enumerate(found["seconds"]):
         assert 0 < sum(times[turn] for times in found["phases"].values()) <= whole
@@ -76,21 +78,30 @@ def test_a_race_needs_the_peer_and_an_iteration_that_counts(monkeypatch, capsys)
 
 
 def run(system: str, turn: int, seconds: float, peak: float, phases: dict[str, float] | None = None) -> Run:
-    return Run(system, "bf16", turn, seconds, peak, phases or {}, 30, [seconds])
+    return Run(system, "bf16", turn, seconds, 2 * seconds, peak, phases or {}, 30, [seconds])
 
 
 def test_the_warm_up_does_not_count():
-    found = {"seconds": [100.0, 2.0, 4.0], "peak_gb": 1.5, "phases": {"rollout": [90.0, 1.0, 2.0]}}
+    found = {
+        "seconds": [100.0, 2.0, 4.0],
+        "cpu_seconds": [99.0, 3.0, 5.0],
+        "peak_gb": 1.5,
+        "phases": {"rollout": [90.0, 1.0, 2.0]},
+    }
     made = Run.of("ours", "bf16", 0, found, skip=1)
-    assert made.seconds == 3.0 and made.phases == {"rollout": 1.5} and made.iterations == [100.0, 2.0, 4.0]
+    assert (
+        (made.seconds, made.cpu_seconds) == (3.0, 4.0)
+        and made.phases == {"rollout": 1.5}
+        and made.iterations == [100.0, 2.0, 4.0]
+    )
 
 
 def test_ratios_are_taken_within_a_round():
     # rounds: 40/10 = 4, 90/15 = 6, 20/10 = 2: their median is 4, though the medians' ratio is 40/10
     runs = [run(PEER, 0, 40, 4), run("ours", 0, 10, 1), run("ours", 1, 15, 2), run(PEER, 1, 90, 4)]
     lines = race_table([*runs, run(PEER, 2, 20, 4), run("ours", 2, 10, 1)], peer=PEER).splitlines()
-    assert lines[2] == f"| bf16, {PEER} | 40.0 | 20.0 to 90.0 |  | 4.00 |  |"
-    assert lines[3] == "| bf16, ours | 10.0 | 10.0 to 15.0 | 4.00 | 1.00 | 0.25 |"
+    assert lines[2] == f"| bf16, {PEER} | 40.0 | 20.0 to 90.0 |  | 80.0 |  | 4.00 |  |"
+    assert lines[3] == "| bf16, ours | 10.0 | 10.0 to 15.0 | 4.00 | 20.0 | 4.00 | 1.00 | 0.25 |"
 
 
 def test_phases_stand_beside_their_floor():
@@ -102,6 +113,15 @@ def test_phases_stand_beside_their_floor():
 def test_subjects_go_round():
     asked = questions(10)
     assert len(set(asked)) == 8 and asked[:2] == asked[8:]
+
+
+def test_waiting_takes_no_processor_time():
+    stamps = Stamps()
+    stamps.mark()
+    time.sleep(0.2)
+    stamps.mark()
+    assert len(stamps.seconds) == 1 and stamps.seconds[0] >= 0.2
+    assert stamps.cpu_seconds[0] < 0.1
 
 
 def test_the_peak_is_read_from_the_kernel():

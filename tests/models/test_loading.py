@@ -10,8 +10,10 @@ from rlhf_lightning.errors import UserError
 from rlhf_lightning.models.backbone import load_backbone
 
 
-@pytest.mark.parametrize("quantization", ["none", "nf4"])
-def test_no_file_of_weights_is_mapped_into_memory(model_folders, monkeypatch, quantization):
+@pytest.mark.parametrize(("quantization", "expected"), [("none", "mmap"), ("nf4", "pread")])
+def test_weights_that_are_quantised_are_read_and_not_mapped(
+    model_folders, monkeypatch, quantization, expected
+):
     """A mapped file's pages stay resident until everything is loaded: 13.5 GB for a 7B model."""
     opened, backends = modeling_utils.safe_open, []
 
@@ -21,7 +23,7 @@ def test_no_file_of_weights_is_mapped_into_memory(model_folders, monkeypatch, qu
 
     monkeypatch.setattr(modeling_utils, "safe_open", watched)
     load_backbone(ModelConfig(path=str(model_folders["llama"]), dtype="float32", quantization=quantization))
-    assert backends and set(backends) == {"pread"}
+    assert backends and set(backends) == {expected}
     assert modeling_utils.safe_open is watched
 
 
