@@ -1,8 +1,8 @@
 """``python -m benchmarks.plan_check``: the memory plan against the peak of real runs.
 
 One iteration of PPO a case, on the CPU, each in a process of its own whose resident memory is read:
-libraries, loading and all. Prompts are longer than ``data.max_prompt_length`` and no token ends an answer, so that every
-row is as long as the plan takes it to be. Exit code 1 where a plan's peak is off by more than 15 %.
+libraries, loading and all. Prompts are longer than ``data.max_prompt_length`` and no token ends an answer, so
+that every row is as long as the plan takes it to be. Exit code 1 where a peak is off by more than 15 %.
 """
 
 from __future__ import annotations

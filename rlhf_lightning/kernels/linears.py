@@ -52,10 +52,10 @@ class Linears:
         present = [term for term in self.terms if term is not None]
         if not present:
             return None
-        a = torch.cat([term.A.detach().to(dtype) for term in present])
+        a = torch.cat([term.A.detach() for term in present]).to(dtype)
         b = torch.zeros(sum(self.sizes), len(a), dtype=dtype, device=a.device)
         for term, rows, columns in self._blocks():
-            b[rows, columns] = term.B.detach() * term.scale
+            torch.mul(term.B.detach(), term.scale, out=b[rows, columns])
         return Low(a, b)
 
     def forward(self, x: Tensor, low: Low | None) -> Tensor:
