@@ -161,9 +161,9 @@ def _no_input() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_staged_inputs() -> Iterator[None]:
-    """W&B looks for inputs staged by its Launch package, whose import takes longer than loading a small model.
+    """W&B looks for inputs staged by its Launch package, whose import takes a second or more.
 
-    Only that package can have staged any; where nobody has imported it, there is nothing to look for.
+    Only that package can have staged any: where nobody has imported it, there is nothing to look for.
     """
     from wandb.sdk.wandb_run import Run
 

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import struct
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -232,3 +233,22 @@ def test_tensorboard_that_is_not_installed_is_a_sentence(tmp_path, monkeypatch):
         UserError, match=r"logger\.tensorboard=true needs TensorBoard.*rlhf-lightning\[tensorboard\]"
     ):
         build_loggers(make_config(tensorboard=True), tmp_path)
+
+
+def test_opening_a_tracker_leaves_the_launch_package_alone(tmp_path):
+    # In a process of its own: whatever ran here before may have imported it.
+    code = (
+        "import pathlib, sys\n"
+        "from rlhf_lightning.config.schema import Config\n"
+        "from rlhf_lightning.tracking import build_loggers, close_trackers\n"
+        "config = Config.model_validate({'reward': {'kind': 'length', 'target': 3}, 'logger': {'wandb': {}}})\n"
+        "assert build_loggers(config, pathlib.Path(sys.argv[1]))\n"
+        "from wandb.sdk.wandb_run import Run\n"
+        "print(Run._detect_and_apply_job_inputs.__name__, 'wandb.sdk.launch' in sys.modules)\n"
+        "close_trackers(0)\n"
+    )
+    variables = os.environ | {"WANDB_MODE": "offline"}
+    ran = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], env=variables, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.split() == ["_detect_and_apply_job_inputs", "False"]

@@ -95,7 +95,7 @@ class Exam(Opened):
             heard.append(logits.log_softmax(dim=1))
             return logits
 
-        with self.listening(hear):
+        with self.listening(hear), self.model.rolling_out():
             generation = generate(
                 self.model, self.prompts, config, seed=self.config.seed, iteration=0, greedy=greedy
             )
@@ -127,18 +127,19 @@ class Exam(Opened):
         # These answers are to different prompts: without a critic their mean is the baseline, not a group's.
         mean = ReinforceConfig(kind="reinforce", decay=0.0)
         scores = torch.linspace(-1, 1, len(generation))[torch.randperm(len(generation), generator=generator)]
-        return collect(
-            self.model,
-            generation,
-            prompts=self.prompts.texts,
-            responses=texts(generation, self.model.backbone.tokenizer),
-            scored=Scores(scores, {}),
-            config=self.config.ppo,
-            advantage=self.config.advantage if self.config.has_critic else mean,
-            beta=self.module.beta.beta,
-            moments=RunningMoments(),
-            baseline=RunningBaseline(),
-        )
+        with self.model.rolling_out():
+            return collect(
+                self.model,
+                generation,
+                prompts=self.prompts.texts,
+                responses=texts(generation, self.model.backbone.tokenizer),
+                scored=Scores(scores, {}),
+                config=self.config.ppo,
+                advantage=self.config.advantage if self.config.has_critic else mean,
+                beta=self.module.beta.beta,
+                moments=RunningMoments(),
+                baseline=RunningBaseline(),
+            )
 
     def step(self, rollout: Rollout, *, lr: float, **ppo: Any) -> Update:
         """The module's own optimizer step over all rows, with its rate set to ``lr`` and ``ppo`` changed."""

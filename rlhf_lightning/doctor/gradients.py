@@ -7,9 +7,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rlhf_lightning.doctor.exam import Exam
+from rlhf_lightning.doctor.exam import Exam, rows_of
 from rlhf_lightning.doctor.proof import Finding, Proof
-from rlhf_lightning.types import Rollout
+from rlhf_lightning.doctor.scoring import plain_logprobs
+from rlhf_lightning.types import Generation, Rollout
 
 
 def adapters_and_heads_learn(exam: Exam) -> Finding:
@@ -38,6 +39,47 @@ def adapters_and_heads_learn(exam: Exam) -> Finding:
         text += " reached (fresh LoRA: A from the second step on)" if start < reached else ", all reached"
         text += "" if ppo.vf_coef > 0 or not exam.model.has_critic else ", critic left out by ppo.vf_coef=0"
     return Finding(bool(own) and not any(faults.values()), text)
+
+
+def gradients_are_autograds(exam: Exam) -> Finding:
+    """Gradients of the summed log-probabilities of two answers to one prompt, as an update takes them,
+    against those that autograd finds through the model's own modules, one answer at a time.
+    The figure is their distance as a share of the norm of all."""
+    model, module = exam.model, exam.module
+    pair, temperature = _twins(exam), exam.config.generation.temperature
+    found = []
+    exam.update_mode()
+    for plain in (False, True):
+        module.zero_grad(set_to_none=True)
+        with model.roles.use("policy"):
+            if plain:
+                for row in (0, 1):
+                    logprobs = plain_logprobs(exam, row, "policy", temperature=temperature, generation=pair)
+                    logprobs.sum().backward()
+            else:
+                model.policy(pair)[0].sum().backward()
+        found.append({name: p.grad for name, p in module.named_parameters() if p.grad is not None})
+    module.zero_grad(set_to_none=True)
+    model.eval()
+    ours, theirs = found
+    names, lost = ours.keys() & theirs.keys(), len(ours.keys() ^ theirs.keys())
+    apart, whole = (
+        sum(float(x.double().square().sum()) for x in tensors)
+        for tensors in ([ours[n] - theirs[n] for n in names], [theirs[n] for n in names])
+    )
+    share = (apart / max(whole, 1e-60)) ** 0.5
+    text = f"{len(names)} gradients of two answers, apart by {share:.1e} of their norm"
+    passed = bool(names) and not lost and share <= exam.tolerance.gradient
+    return Finding(passed, text + (f", {lost} on one side alone" if lost else ""))
+
+
+def _twins(exam: Exam) -> Generation:
+    """The longest answer, and the same with another first token: what they share is the prompt."""
+    row = int(exam.generation.lengths.argmax())
+    pair = rows_of(exam.generation, torch.tensor([row, row]))
+    answers = pair.response_ids.clone()
+    answers[1, 0] = (answers[1, 0] + 1) % len(exam.model.backbone.tokenizer)
+    return replace(pair, response_ids=answers)
 
 
 def losses_stay_apart(exam: Exam) -> Finding:
@@ -72,8 +114,9 @@ def rollout_leaves_gradients(exam: Exam) -> Finding:
     """Gradients before the first rollout against gradients after several, and 4-bit layers that were packed.
 
     On a CPU with AVX512-BF16 bitsandbytes packs a 4-bit layer in eval mode; from then on it passes no
-    gradient to its input and raises no error. Where the device does not repeat a gradient exactly, that noise
-    is allowed for.
+    gradient to its input and raises no error. Our own decoder never calls such a layer, but a row that it
+    does not read still goes through the modules, so both are looked at. Where the device does not repeat a
+    gradient exactly, that noise is allowed for.
     """
     before, repeated = exam.first_gradients
     exam.sample()
@@ -144,6 +187,13 @@ PROOFS = (
         adapters_and_heads_learn,
     ),
     Proof(
+        "gradients are autograd's own",
+        "The update takes another gradient than that of the log-probabilities it computes, so it climbs in "
+        "the wrong direction although every figure looks right. Usual causes: a backward pass that does not "
+        "belong to its forward, or a layer of the modules that cuts the gradient off.",
+        gradients_are_autograds,
+    ),
+    Proof(
         "each loss reaches its own adapter only",
         "The value loss changes the policy or the policy loss the critic, so a large value error spoils the "
         "answers. Usual causes: the wrong role active in a forward, values not detached in the advantages.",
@@ -153,7 +203,7 @@ PROOFS = (
         "gradients survive a rollout",
         "After sampling, the same loss gives other gradients: training looks alive and learns wrongly. "
         "Usual cause: 4-bit layers packed in eval mode (a CPU with AVX512-BF16), which then pass no "
-        "gradient to their input.",
+        "gradient to their input; or weights that sampling left changed.",
         rollout_leaves_gradients,
     ),
     Proof(

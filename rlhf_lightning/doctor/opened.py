@@ -26,6 +26,8 @@ class Tolerance:
     """The same tokens in batches cut another way: |ratio - 1|."""
     other: float
     """The same row in a batch of another shape, as a share of the largest number or of 1."""
+    gradient: float
+    """All gradients by another way, as a share of their norm."""
 
 
 class Opened:
@@ -39,7 +41,7 @@ class Opened:
         self.model = module.actor_critic
         self.config = module.config
         half = self.model.backbone.model.dtype != torch.float32
-        self.tolerance = Tolerance(1e-3, 0.2, 0.1) if half else Tolerance(1e-6, 1e-3, 1e-4)
+        self.tolerance = Tolerance(1e-3, 0.2, 0.1, 0.1) if half else Tolerance(1e-6, 1e-3, 1e-4, 1e-3)
 
     def open(self) -> None:
         """Note everything that an examination may move."""

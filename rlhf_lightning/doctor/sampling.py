@@ -69,15 +69,16 @@ def _draw(exam: Exam, row: int) -> Tensor:
     """How often each token came first, (V,), drawn by the loop's own choice from its own logits."""
     heard: list[Tensor] = []
     u = uniforms(list(range(DRAWS)), 1, seed=exam.config.seed, iteration=0)
-    batch = _Batch(exam.model, [exam.prompts.ids[row]], exam.config.generation, u)
+    prompt = [exam.prompts.ids[row]]
+    batch = _Batch(exam.model, prompt, "policy", exam.config.generation, u)
 
     def hear(logits: Tensor) -> Tensor:
         heard.append(logits)
         return logits
 
     one = exam.config.generation.model_copy(update={"max_new_tokens": 1})
-    with exam.listening(hear), exam.model.roles.use("policy"):
-        list(_Batch(exam.model, [exam.prompts.ids[row]], one, u[:1]).run())
+    with exam.listening(hear):
+        list(_Batch(exam.model, prompt, "policy", one, u[:1]).run())
     logits = heard[0]
     counts = torch.zeros(logits.shape[1], dtype=torch.int64)
     for rows in torch.arange(DRAWS).split(100):

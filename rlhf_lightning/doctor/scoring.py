@@ -50,7 +50,7 @@ def padding_changes_nothing(exam: Exam) -> Finding:
 
 
 def own_head_agrees(exam: Exam) -> Finding:
-    """Our slices and chunked head against the model's own logits, row by row, without padding."""
+    """Our decoder, slices and chunked head against the model's own modules, row by row, without padding."""
     batch, model = exam.generation, exam.model
     figures = {"policy": 0.0, "reference": 0.0}
     with torch.no_grad():
@@ -138,9 +138,9 @@ PROOFS = (
     ),
     Proof(
         "log-probabilities are the model's own",
-        "Our reading of the head differs from the model's logits, so the wrong tokens are credited. Usual "
-        "causes: a slice shifted by one, wrong position ids, a head with a scale or cap that we do not "
-        "know.",
+        "What we compute differs from the model's logits, so the wrong tokens are credited. Usual causes: a "
+        "slice shifted by one, wrong position ids, layers that are not what our decoder takes them for, a "
+        "head with a scale or cap that we do not know.",
         own_head_agrees,
     ),
     Proof(

@@ -1,8 +1,8 @@
 """Causal attention over rows that are padded on the right, with grouped heads.
 
 On a CPU the products are batched matrix products: torch's flash kernel takes several times as long there
-(docs/performance.md). On a GPU torch's own kernel does it. Probabilities are never kept: the backward computes
-them again, so that memory grows with tokens and not with their square.
+(docs/performance.md). On a GPU torch's own kernel does it. Probabilities are never kept: the backward
+computes them again, so that memory grows with tokens and not with their square.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         (B, H, L, d). Rows past the end of a text hold numbers that nothing may read.
     """
     if q.device.type != "cpu":
-        return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+        return fused(q, k, v)
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     groups, mask = _grouped(out, k), _causal(q, k)
     for part, queries, keys, values in _parts(q, k, v):
@@ -45,10 +45,7 @@ def attend_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tens
         grad: (B, H, L, d), 0 where the output is not read.
     """
     if q.device.type != "cpu":
-        with torch.enable_grad():
-            leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-            out = scaled_dot_product_attention(*leaves, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
-            return torch.autograd.grad(out, leaves, grad)  # type: ignore[return-value]
+        return fused_backward(grad, q, k, v)
     grads = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)]
     of_q, of_k, of_v = _grouped(grads[0], k), grads[1].flatten(0, 1), grads[2].flatten(0, 1)
     upstream, mask, scale = _grouped(grad, k), _causal(q, k), q.shape[-1] ** -0.5
@@ -59,6 +56,18 @@ def attend_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tens
         torch.bmm(ds, keys, out=of_q[part])
         torch.bmm(ds.transpose(1, 2), queries, out=of_k[part])
     return grads[0].mul_(scale), grads[1].mul_(scale), grads[2]
+
+
+def fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """``attend`` by torch's kernel for the device."""
+    return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def fused_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """``attend_backward`` by torch's kernel for the device."""
+    with torch.enable_grad():
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        return torch.autograd.grad(fused(*leaves), leaves, grad)  # type: ignore[return-value]
 
 
 def _probabilities(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:

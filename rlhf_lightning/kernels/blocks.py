@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rlhf_lightning.kernels.attention import attend, attend_backward
-from rlhf_lightning.kernels.linears import Linears
+from rlhf_lightning.kernels.linears import Linears, Low
 from rlhf_lightning.kernels.packing import Packing
 from rlhf_lightning.kernels.pointwise import gated, gated_backward, rms_norm, rms_norm_backward, rotate
 
@@ -51,13 +51,13 @@ class AttentionHalf:
 
     def keys_and_values(self, x: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor, Tensor]:
         """As the call, without a gradient; and keys and values by row, (B, K, L, d)."""
-        q, k, v = self._split(x, tokens)
+        q, k, v = self._split(x, tokens, self.qkv.low(x.dtype))
         y = self._attended(q, k, v, tokens)
         return x + self.out.forward(y, self.out.low(x.dtype)), k, v
 
-    def _split(self, x: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor, Tensor]:
+    def _split(self, x: Tensor, tokens: Tokens, low: Low | None) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries, keys, and values, by row: (B, heads, L, d)."""
-        y = self.qkv.forward(rms_norm(x, self.norm, self.eps), self.qkv.low(x.dtype))
+        y = self.qkv.forward(rms_norm(x, self.norm, self.eps), low)
         y = y.view(len(y), -1, self.head_size)
         turning = self.heads + self.key_heads
         turned = rotate(y[:, :turning], tokens.cos, tokens.sin)
@@ -84,8 +84,8 @@ class MLPHalf:
         """(N, H) -> (N, H)."""
         return _MLP.apply(x, self, *self.gate_up.parameters, *self.down.parameters)
 
-    def _open(self, x: Tensor) -> Tensor:
-        return self.gate_up.forward(rms_norm(x, self.norm, self.eps), self.gate_up.low(x.dtype))
+    def _open(self, x: Tensor, low: Low | None) -> Tensor:
+        return self.gate_up.forward(rms_norm(x, self.norm, self.eps), low)
 
 
 def by_row(x: Tensor, index: Tensor) -> Tensor:
@@ -115,20 +115,21 @@ def _sum_by_token(rows: Tensor, packing: Packing) -> Tensor:
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, half: AttentionHalf, tokens: Tokens, *parameters: Tensor) -> Tensor:
-        q, k, v = half._split(x, tokens)
-        y = half._attended(q, k, v, tokens)
         ctx.half, ctx.tokens = half, tokens
+        ctx.low_qkv, ctx.low_out = half.qkv.low(x.dtype), half.out.low(x.dtype)
+        q, k, v = half._split(x, tokens, ctx.low_qkv)
+        y = half._attended(q, k, v, tokens)
         ctx.save_for_backward(*((x,) if half.lean else (x, q, k, v, y)))
-        return half.out.forward(y, half.out.low(x.dtype)).add_(x)
+        return half.out.forward(y, ctx.low_out).add_(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         half, tokens = ctx.half, ctx.tokens
         x, *kept = ctx.saved_tensors
-        q, k, v = kept[:3] if kept else half._split(x, tokens)
+        q, k, v = kept[:3] if kept else half._split(x, tokens, ctx.low_qkv)
         y = kept[3] if kept else half._attended(q, k, v, tokens)
-        inner, of_out = half.out.backward(grad, y, half.out.low(x.dtype))
+        inner, of_out = half.out.backward(grad, y, ctx.low_out)
         cells = inner.new_zeros(q.shape[0] * q.shape[2], inner.shape[1])
         cells[tokens.packing.owner] = inner
         rows = cells.view(q.shape[0], q.shape[2], half.heads, half.head_size).transpose(1, 2)
@@ -140,7 +141,7 @@ class _Attention(torch.autograd.Function):
         split = torch.cat([turned, _sum_by_token(of_v, packing)], dim=1).flatten(1)
         read = rms_norm(x, half.norm, half.eps)
         wanted = ctx.needs_input_grad[0]
-        inner, of_qkv = half.qkv.backward(split, read, half.qkv.low(x.dtype), input_grad=wanted)
+        inner, of_qkv = half.qkv.backward(split, read, ctx.low_qkv, input_grad=wanted)
         of_x = rms_norm_backward(inner, x, half.norm, half.eps).add_(grad) if wanted else None
         return of_x, None, None, *of_qkv, *of_out
 
@@ -148,19 +149,20 @@ class _Attention(torch.autograd.Function):
 class _MLP(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, half: MLPHalf, *parameters: Tensor) -> Tensor:
-        opened = half._open(x)
         ctx.half = half
+        ctx.low_both, ctx.low_down = half.gate_up.low(x.dtype), half.down.low(x.dtype)
+        opened = half._open(x, ctx.low_both)
         ctx.save_for_backward(*((x,) if half.lean else (x, opened)))
-        return half.down.forward(gated(opened), half.down.low(x.dtype)).add_(x)
+        return half.down.forward(gated(opened), ctx.low_down).add_(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         half = ctx.half
         x, *kept = ctx.saved_tensors
-        opened = kept[0] if kept else half._open(x)
-        inner, of_down = half.down.backward(grad, gated(opened), half.down.low(x.dtype))
+        opened = kept[0] if kept else half._open(x, ctx.low_both)
+        inner, of_down = half.down.backward(grad, gated(opened), ctx.low_down)
         both = gated_backward(inner, opened)
         read = rms_norm(x, half.norm, half.eps)
-        inner, of_both = half.gate_up.backward(both, read, half.gate_up.low(x.dtype))
+        inner, of_both = half.gate_up.backward(both, read, ctx.low_both)
         return rms_norm_backward(inner, x, half.norm, half.eps).add_(grad), None, *of_both, *of_down

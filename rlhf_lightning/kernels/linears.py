@@ -52,10 +52,10 @@ class Linears:
         present = [term for term in self.terms if term is not None]
         if not present:
             return None
-        a = torch.cat([term.A.detach().to(dtype) for term in present])
+        a = torch.cat([term.A.detach() for term in present]).to(dtype)
         b = torch.zeros(sum(self.sizes), len(a), dtype=dtype, device=a.device)
         for term, rows, columns in self._blocks():
-            b[rows, columns] = term.B.detach() * term.scale
+            torch.mul(term.B.detach(), term.scale, out=b[rows, columns])
         return Low(a, b)
 
     def forward(self, x: Tensor, low: Low | None) -> Tensor:
@@ -66,7 +66,7 @@ class Linears:
     def backward(
         self, grad: Tensor, x: Tensor, low: Low | None, *, input_grad: bool = True
     ) -> tuple[Tensor | None, list[Tensor]]:
-        """Gradients of the input (N, I), or None, and of ``parameters`` in float32.
+        """Gradients of the input (N, I), or None, and of ``parameters`` in their own dtype.
 
         Args:
             grad: (N, O) gradient of the output.
@@ -75,11 +75,10 @@ class Linears:
         if low is None:
             return (grad @ self.weight() if input_grad else None), []
         inner = grad @ low.B  # (N, R)
-        grad_a = (inner.T @ x).float()
-        grad_b = (grad.T @ linear(x, low.A)).float()
+        grad_a, grad_b = inner.T @ x, grad.T @ linear(x, low.A)
         found = []
         for term, rows, columns in self._blocks():
-            found += [grad_a[columns], grad_b[rows, columns] * term.scale]
+            found += [grad_a[columns].to(term.A.dtype), grad_b[rows, columns].to(term.B.dtype) * term.scale]
         if not input_grad:
             return None, found
         return (grad @ self.weight()).addmm_(inner, low.A), found

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any, Self
 
 import torch
 from peft import PeftModel
@@ -19,7 +20,7 @@ from rlhf_lightning.kernels.packing import pack
 from rlhf_lightning.models.adapters import HEAD_FILES, add_adapters, add_score_head, name_base
 from rlhf_lightning.models.backbone import Backbone
 from rlhf_lightning.models.cast import Cast
-from rlhf_lightning.models.decoder import Decoder, plain_low_rank, supports
+from rlhf_lightning.models.decoder import Decoder, supports
 from rlhf_lightning.models.forest import Forest, Place, Segment, plant, predictors
 from rlhf_lightning.models.heads import ScalarHead
 from rlhf_lightning.models.identity import Identity, identify
@@ -72,10 +73,8 @@ class ActorCritic(nn.Module):
             self.value_head.load_state_dict(self.score_head.state_dict())
         self.roles = Roles(self.model, adapters)
         self._trunk = [backbone.model.base_model]  # in a list, so that nn.Module does not register it twice
-        self.decoder: Decoder | None = (
-            None  # the plain path, through the backbone's modules, where there is none
-        )
-        if config.attention == "sdpa" and supports(self.trunk) and self._plain_low_rank():
+        self.decoder: Decoder | None = None  # without one, through the backbone's own modules
+        if config.attention == "sdpa" and supports(self.trunk):
             self.decoder = Decoder(self.trunk, lean=config.gradient_checkpointing)
         self._dequantize = config.rollout_weights == "dequantized"
         if self._dequantize and self.decoder is None:
@@ -86,8 +85,12 @@ class ActorCritic(nn.Module):
         if config.gradient_checkpointing:
             backbone.model.gradient_checkpointing_enable({"use_reentrant": False})
 
-    def _plain_low_rank(self) -> bool:
-        return plain_low_rank(list(self.model.peft_config.values()))
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """Moves and casts; what the decoder holds of the weights moves with them."""
+        super()._apply(fn, recurse)
+        if self.decoder is not None and self.decoder.stale:
+            self.decoder = Decoder(self.trunk, lean=self.decoder.lean)
+        return self
 
     @cached_property
     def _identity(self) -> Identity:

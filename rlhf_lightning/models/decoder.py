@@ -6,7 +6,6 @@ same numbers (``ActorCritic``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,15 +15,24 @@ from torch import Tensor, nn
 from rlhf_lightning.kernels.blocks import AttentionHalf, MLPHalf, Tokens
 from rlhf_lightning.kernels.linears import Linears, Term
 from rlhf_lightning.kernels.packing import Packing
-from rlhf_lightning.models.frozen import Frozen
+from rlhf_lightning.models.frozen import Frozen, readable
 
 FAMILIES = ("LlamaModel", "MistralModel", "Qwen2Model")
 
 
 def supports(trunk: nn.Module) -> bool:
-    """Whether the layers are norm, rotary attention, norm, gated SiLU, each with a residual, and no more."""
+    """Whether the layers are norm, rotary attention, norm, gated SiLU, each with a residual, their weights of
+    a kind that we read, and their adapters low-rank terms on linear maps: no dropout, no DoRA, no bias, no
+    term on the embedding."""
     config: Any = getattr(trunk, "config", None)
-    return type(trunk).__name__ in FAMILIES and getattr(config, "hidden_act", None) == "silu"
+    if type(trunk).__name__ not in FAMILIES or getattr(config, "hidden_act", None) != "silu":
+        return False
+    layers: Any = trunk.layers
+    maps = [m for layer in layers for group in _groups(layer) for m in group]
+    adapted = [module for module in trunk.modules() if isinstance(module, LoraLayer)]
+    if {id(module) for module in adapted} - {id(m) for m in maps}:
+        return False
+    return all(readable(_base(m)) for m in maps) and all(map(_plain, adapted))
 
 
 class Decoder:
@@ -40,6 +48,7 @@ class Decoder:
         self.lean = lean
         self.config: Any = trunk.config
         self.dtype: torch.dtype = self.trunk.embed_tokens.weight.dtype
+        self._address = self._where()
         self._weights = [_Layer(layer, self.dtype) for layer in self.trunk.layers]
         self._halves: dict[str | None, list[tuple[AttentionHalf, MLPHalf]]] = {}
 
@@ -49,6 +58,14 @@ class Decoder:
         kinds = getattr(self.config, "layer_types", None)
         window = getattr(self.config, "sliding_window", None)
         return window if window and (kinds is None or "sliding_attention" in kinds) else None
+
+    @property
+    def stale(self) -> bool:
+        """Whether the trunk was moved or cast since: what is held here of its weights was not."""
+        return self._where() != self._address
+
+    def _where(self) -> int:
+        return self.trunk.embed_tokens.weight.data_ptr()
 
     def keep_dequantised(self, kept: bool) -> None:
         """Hold 4-bit weights also in the dtype of the arithmetic, or drop that copy: the same numbers."""
@@ -92,14 +109,8 @@ class _Layer:
     """One layer's frozen weights and the modules that carry adapters."""
 
     def __init__(self, layer: Any, dtype: torch.dtype) -> None:
-        attention, mlp = layer.self_attn, layer.mlp
         self.layer = layer
-        self.groups = [
-            [attention.q_proj, attention.k_proj, attention.v_proj],
-            [attention.o_proj],
-            [mlp.gate_proj, mlp.up_proj],
-            [mlp.down_proj],
-        ]
+        self.groups = _groups(layer)
         self.frozen = [Frozen([_base(m) for m in group], dtype) for group in self.groups]
         self.biases = [frozen.biases() for frozen in self.frozen]
 
@@ -123,6 +134,17 @@ class _Layer:
         return attention, MLPHalf(second.weight, second.variance_epsilon, gate_up, down, lean=lean)
 
 
+def _groups(layer: Any) -> list[list[nn.Module]]:
+    """A layer's linear maps, those that read one input together."""
+    attention, mlp = layer.self_attn, layer.mlp
+    return [
+        [attention.q_proj, attention.k_proj, attention.v_proj],
+        [attention.o_proj],
+        [mlp.gate_proj, mlp.up_proj],
+        [mlp.down_proj],
+    ]
+
+
 def _base(module: nn.Module) -> nn.Module:
     return module.base_layer if isinstance(module, LoraLayer) else module
 
@@ -135,6 +157,7 @@ def _term(module: Any, adapter: str | None) -> Term | None:
     return Term(a.weight, b.weight, module.scaling[adapter])
 
 
-def plain_low_rank(adapters: Sequence[Any]) -> bool:
-    """Whether the adapters' configs add ``scale * B A x`` and nothing else (no DoRA, no dropout)."""
-    return not any(config.use_dora or config.lora_dropout for config in adapters)
+def _plain(module: Any) -> bool:
+    """Whether every adapter here adds ``scale * B A x`` and nothing else, its dropouts silent."""
+    dropped = any(getattr(dropout, "p", 0.0) for dropout in module.lora_dropout.values())
+    return not (dropped or module.lora_variant or any(module.lora_bias.values()))

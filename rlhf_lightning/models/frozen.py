@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from bitsandbytes.functional import dequantize_4bit
-from torch import Tensor
+from bitsandbytes.nn import Linear4bit
+from torch import Tensor, nn
 
 
 class Frozen:
@@ -20,7 +21,7 @@ class Frozen:
     def __init__(self, maps: Sequence[Any], dtype: torch.dtype) -> None:
         self.maps, self.dtype = list(maps), dtype
         self.sizes = tuple(int(m.out_features) for m in self.maps)
-        self.quantised = any(hasattr(m.weight, "quant_state") for m in self.maps)
+        self.quantised = any(map(_quantised, self.maps))
         self._kept: Tensor | None = None
         if not self.quantised:
             self._kept = self.maps[0].weight.detach() if len(self.maps) == 1 else self._join()
@@ -50,5 +51,21 @@ class Frozen:
         return joined
 
     def _dequantised(self) -> Tensor:
-        parts = [dequantize_4bit(m.weight.data, m.weight.quant_state).to(self.dtype) for m in self.maps]
+        parts = [
+            (dequantize_4bit(m.weight.data, m.weight.quant_state) if _quantised(m) else m.weight.detach())
+            for m in self.maps
+        ]
+        parts = [part.to(self.dtype) for part in parts]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def readable(linear: nn.Module) -> bool:
+    """Whether the layer is one whose weight this file reads: a plain one, or in bitsandbytes' four bits."""
+    if type(linear) is Linear4bit:
+        return True
+    return type(linear) is nn.Linear and type(linear.weight.data) is Tensor
+
+
+def _quantised(linear: Any) -> bool:
+    """Some of a checkpoint's maps may have been left as they are."""
+    return hasattr(linear.weight, "quant_state")

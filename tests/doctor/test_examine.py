@@ -37,6 +37,10 @@ SETTINGS = {
                 "loss_average": "response"},
     },
     "llama bfloat16": {"model": {"dtype": "bfloat16"}, "generation": {"max_new_tokens": 3}},
+    "llama nf4, copied while it samples": {
+        "reward": "length", "model": {"quantization": "nf4", "rollout_weights": "dequantized"},
+    },
+    "llama by its own modules": {"reward": "length", "model": {"attention": "eager"}},
     "llama, one token, no value loss, odd batches": {
         "reward": "length", "generation": {"max_new_tokens": 1, "batch_size": 3},
         "ppo": {"vf_coef": 0.0, "micro_batch_size": 1},

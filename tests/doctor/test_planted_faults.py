@@ -1,4 +1,8 @@
-"""Every check fails when its fault is planted: that is what makes a pass worth something."""
+"""Every check fails when its fault is planted: that is what makes a pass worth something.
+
+The small Llama is read by our decoder, GPT-2 and everything with ``model.attention=eager`` by the model's own
+modules; a fault that both can have is planted in both.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,14 @@ from torch import nn
 
 from rlhf_lightning.doctor import PROOFS, judge
 from rlhf_lightning.doctor.exam import Exam
+from rlhf_lightning.kernels import blocks, packing
+from rlhf_lightning.kernels.blocks import MLPHalf
+from rlhf_lightning.kernels.linears import Linears
 from rlhf_lightning.models import actor_critic as passes
+from rlhf_lightning.models import decoder
 from rlhf_lightning.models.actor_critic import ActorCritic
+from rlhf_lightning.models.decoder import Decoder
+from rlhf_lightning.models.speaking import DecoderSpeaker, ModuleSpeaker
 from rlhf_lightning.rewards.classifier import ClassifierReward
 from rlhf_lightning.rollout import generate as loop
 from rlhf_lightning.rollout import sampling
@@ -19,6 +29,7 @@ from rlhf_lightning.stages import ppo
 from rlhf_lightning.types import Scores
 
 PLANTS = []
+MODULES = {"attention": "eager"}
 
 
 def plant(check: str, **settings):
@@ -64,9 +75,19 @@ def temperature_forgotten_in_the_update(parts, monkeypatch):
     monkeypatch.setattr(passes, "chunked_token_logprobs", forget)
 
 
-@plant("ratio_is_one", model={"gradient_checkpointing": True}, reward="length")
+@plant("ratio_is_one", model=MODULES | {"gradient_checkpointing": True}, reward="length")
 def dropout_in_the_adapter_during_the_update(parts, monkeypatch):
     _set_lora_dropout(parts)
+
+
+@plant("ratio_is_one", reward="length")
+def layers_that_differ_where_gradients_are_wanted(parts, monkeypatch):
+    right = MLPHalf.__call__
+
+    def differs(self, x):
+        return right(self, x) * (1.01 if torch.is_grad_enabled() else 1.0)
+
+    monkeypatch.setattr(MLPHalf, "__call__", differs)
 
 
 @plant("kl_is_zero", reward="length")
@@ -84,9 +105,11 @@ def reference_without_the_sft_adapter(parts, monkeypatch):
 @plant("numbers_are_float32", reward="length")
 def logprobs_rounded_to_bfloat16(parts, monkeypatch):
     right = ActorCritic._logprobs
-    monkeypatch.setattr(
-        ActorCritic, "_logprobs", lambda self, *a: tuple(x.bfloat16().float() for x in right(self, *a))
-    )
+
+    def rounded(self, *args, **keywords):
+        return tuple(x if x is None else x.bfloat16().float() for x in right(self, *args, **keywords))
+
+    monkeypatch.setattr(ActorCritic, "_logprobs", rounded)
 
 
 # ---- scoring
@@ -98,17 +121,52 @@ def default_positions_under_left_padding(parts, monkeypatch):
 
 
 @plant("padding_changes_nothing", reward="length")
+@plant("padding_changes_nothing", reward="length", model=MODULES)
 def mask_that_lets_padding_through(parts, monkeypatch):
-    right = ActorCritic._forward
-    monkeypatch.setattr(
-        ActorCritic, "_forward", lambda self, ids, mask, **k: right(self, ids, torch.ones_like(mask), **k)
-    )
+    right = ActorCritic._cells
+
+    def all_seen(self, ids, mask, role, **keywords):
+        return right(self, ids, torch.ones_like(mask), role, **keywords)
+
+    monkeypatch.setattr(ActorCritic, "_cells", all_seen)
+
+
+@plant("padding_changes_nothing", reward="length")
+def beginnings_that_are_not_shared_and_taken_for_it(parts, monkeypatch):
+    right = packing.common
+
+    def careless(a, b):
+        return max(right(a, b), min(2, len(a), len(b)))
+
+    monkeypatch.setattr(packing, "common", careless)
 
 
 @plant("own_head_agrees", reward="length")
 def log_probabilities_read_one_position_early(parts, monkeypatch):
     right = ActorCritic._hidden
-    monkeypatch.setattr(ActorCritic, "_hidden", lambda self, batch: right(self, batch).roll(1, dims=1))
+    monkeypatch.setattr(ActorCritic, "_hidden", lambda self, *a: right(self, *a).roll(1, dims=1))
+
+
+@plant("own_head_agrees", reward="length")
+def adapter_with_another_scale(parts, monkeypatch):
+    right = decoder._term
+
+    def louder(module, adapter):
+        term = right(module, adapter)
+        return term and term._replace(scale=term.scale * 1.5)
+
+    monkeypatch.setattr(decoder, "_term", louder)
+
+
+@plant("own_head_agrees", reward="length")
+def rotation_of_neighbouring_pairs(parts, monkeypatch):
+    right = blocks.rotate
+
+    def rotate(x, cos, sin, **keywords):
+        apart = right(torch.cat([x[..., ::2], x[..., 1::2]], dim=-1), cos, sin, **keywords)
+        return torch.stack(apart.chunk(2, dim=-1), dim=-1).flatten(-2)
+
+    monkeypatch.setattr(blocks, "rotate", rotate)
 
 
 @plant("own_head_agrees", family="gpt2", reward="length")
@@ -158,14 +216,26 @@ def values_read_one_position_early(parts, monkeypatch):
 
 
 @plant("cached_forward_agrees", family="gpt2", reward="length")
+@plant("cached_forward_agrees", reward="length")
 def positions_that_do_not_advance_over_the_cache(parts, monkeypatch):
-    right = ActorCritic.stepper
+    for speaker in (ModuleSpeaker, DecoderSpeaker):
+        right = speaker.step
 
-    def stuck(self, cache):
-        step = right(self, cache)
-        return lambda ids, mask, positions: step(ids, mask, positions - (1 if ids.shape[1] == 1 else 0))
+        def stuck(self, tokens, right=right):
+            before = self.positions.clone()
+            hidden = right(self, tokens)
+            self.positions = before
+            return hidden
 
-    monkeypatch.setattr(ActorCritic, "stepper", stuck)
+        monkeypatch.setattr(speaker, "step", stuck)
+
+
+@plant("cached_forward_agrees", reward="length")
+def cache_that_keeps_the_wrong_rows(parts, monkeypatch):
+    backbone = parts.module.actor_critic.backbone  # a third of all tokens ends an answer: rows leave
+    parts.module.actor_critic.backbone = replace(backbone, end_ids=frozenset(range(0, 320, 3)))
+    right = DecoderSpeaker.keep
+    monkeypatch.setattr(DecoderSpeaker, "keep", lambda self, rows: right(self, (rows - 1).clamp_min(0)))
 
 
 @plant("cached_forward_agrees", reward="length")
@@ -274,19 +344,67 @@ def optimizer_without_the_critic(parts, monkeypatch):
     monkeypatch.setattr(ppo.PPO, "configure_optimizers", lambda self: torch.optim.AdamW(groups))
 
 
-@plant("adapters_and_heads_learn", reward="length")
+@plant("adapters_and_heads_learn", reward="length", model=MODULES)
 def adapter_cut_off_from_its_input(parts, monkeypatch):
     model = parts.module.actor_critic.backbone.model.base_model
     model.layers[0].register_forward_hook(lambda module, inputs, output: _detached(output))
 
 
+@plant("adapters_and_heads_learn", reward="length")
+def first_layer_of_our_decoder_cut_off(parts, monkeypatch):
+    layers = parts.module.actor_critic.decoder.layers
+    firsts = [layers(role)[0][1] for role in ("policy", "critic")]
+    right = MLPHalf.__call__
+
+    def cut(self, x):
+        return right(self, x).detach() if any(self is first for first in firsts) else right(self, x)
+
+    monkeypatch.setattr(MLPHalf, "__call__", cut)
+
+
+@plant("gradients_are_autograds", reward="length")
+def rotation_turned_the_same_way_in_the_backward(parts, monkeypatch):
+    right = blocks.rotate
+    monkeypatch.setattr(blocks, "rotate", lambda x, cos, sin, back=False: right(x, cos, sin))
+
+
+@plant("gradients_are_autograds", reward="length")
+def gradient_of_one_answer_where_two_share_a_token(parts, monkeypatch):
+    monkeypatch.setattr(
+        blocks, "_sum_by_token", lambda rows, packed: rows.transpose(1, 2).flatten(0, 1)[packed.owner]
+    )
+
+
+@plant("gradients_are_autograds", reward="length")
+def adapter_that_learns_at_another_scale(parts, monkeypatch):
+    right = Linears.backward
+
+    def unscaled(self, *args, **keywords):
+        of_x, found = right(self, *args, **keywords)
+        scales = [scale for term in self.terms if term is not None for scale in (1.0, term.scale)]
+        return of_x, [g / scale for g, scale in zip(found, scales, strict=True)]
+
+    monkeypatch.setattr(Linears, "backward", unscaled)
+
+
+@plant("gradients_are_autograds", family="gpt2", reward="length")
+def gradient_doubled_on_its_way(parts, monkeypatch):
+    right = ActorCritic._forward
+
+    def steeper(self, *args, **keywords):
+        hidden = right(self, *args, **keywords)
+        if hidden.requires_grad:
+            hidden.register_hook(lambda gradient: 2 * gradient)
+        return hidden
+
+    monkeypatch.setattr(ActorCritic, "_forward", steeper)
+
+
 @plant("losses_stay_apart", reward="length")
 def values_under_the_policys_adapter(parts, monkeypatch):
-    def values(self, batch):
-        with self.roles.use("policy"):
-            return self.value_head(self._hidden(batch))
-
-    monkeypatch.setattr(ActorCritic, "values", values)
+    monkeypatch.setattr(
+        ActorCritic, "values", lambda self, batch: self.value_head(self._hidden(batch, "policy"))
+    )
 
 
 @plant("losses_stay_apart", reward="length")
@@ -308,14 +426,27 @@ def value_loss_that_ignores_its_weight(parts, monkeypatch):
 def advantages_that_carry_a_gradient_to_the_critic(parts, monkeypatch):
     right = ActorCritic.policy
 
-    def policy(self, batch):
-        logprobs, entropy = right(self, batch)
+    def policy(self, batch, **keywords):
+        logprobs, entropy = right(self, batch, **keywords)
         return logprobs + 1e-3 * self.values(batch)[:, :-1], entropy
 
     monkeypatch.setattr(ActorCritic, "policy", policy)
 
 
 @plant("rollout_leaves_gradients", reward="length", model={"quantization": "nf4"})
+def copy_of_the_weights_that_sampling_leaves_rounded(parts, monkeypatch):
+    right = DecoderSpeaker.__init__
+
+    def rounded(self, decoder, *args, **keywords):
+        right(self, decoder, *args, **keywords)
+        for layer in decoder._weights:
+            for frozen in layer.frozen:
+                frozen._kept = frozen().bfloat16().float()
+
+    monkeypatch.setattr(DecoderSpeaker, "__init__", rounded)
+
+
+@plant("rollout_leaves_gradients", reward="length", model=MODULES | {"quantization": "nf4"})
 def packing_after_a_forward_in_eval_mode(parts, monkeypatch):
     """As bitsandbytes does on a CPU with AVX512-BF16: packed once, no gradient to the input ever again."""
     packed = set()
@@ -330,7 +461,7 @@ def packing_after_a_forward_in_eval_mode(parts, monkeypatch):
             module.register_forward_pre_hook(pack)
 
 
-@plant("rollout_leaves_gradients", reward="length", model={"quantization": "nf4"})
+@plant("rollout_leaves_gradients", reward="length", model=MODULES | {"quantization": "nf4"})
 def packing_by_the_library_itself(parts, monkeypatch):
     """The library's own branch for AVX512-BF16, with a kernel in place of the one that this CPU may lack."""
     from bitsandbytes import functional
@@ -392,6 +523,16 @@ def attention_rate_above_zero(parts, monkeypatch):
 
 
 @plant("dropouts_are_off", reward="length")
+def dropout_in_our_decoder(parts, monkeypatch):
+    right = Decoder.forward
+
+    def drop(self, *args):
+        return nn.functional.dropout(right(self, *args), 0.1, self.trunk.training)
+
+    monkeypatch.setattr(Decoder, "forward", drop)
+
+
+@plant("dropouts_are_off", reward="length", model=MODULES)
 def dropout_under_another_name(parts, monkeypatch):
     layer = parts.module.actor_critic.backbone.model.base_model.layers[0]
     drop = nn.functional.dropout
@@ -429,11 +570,11 @@ def reward_by_place_in_the_batch(parts, monkeypatch):
     parts.module.reward = lambda prompts, responses: Scores(torch.arange(len(responses)).float(), {})
 
 
-@plant("right_token_is_read")
+@plant("right_token_is_read", model=MODULES)
 def reward_read_at_the_last_column(parts, monkeypatch):
     def score(self, ids, mask):
-        with torch.no_grad(), self.roles.use("reward"):
-            return self.score_head(self._forward(ids, mask)[:, -1])
+        columns = torch.full((len(ids), 1), ids.shape[1] - 1)
+        return self.score_head(self._cells(ids, mask.bool(), "reward", columns=columns)[:, 0])
 
     _score_with(parts, score)
 
@@ -451,9 +592,8 @@ def reward_read_before_the_last_token(parts, monkeypatch):
 @plant("right_token_is_read")
 def reward_under_the_policys_adapter(parts, monkeypatch):
     def score(self, ids, mask):
-        last = mask.long().sum(dim=1) - 1
-        with torch.no_grad(), self.roles.use("policy"):
-            return self.score_head(self._forward(ids, mask)[torch.arange(len(ids)), last])
+        last = mask.long().cumsum(dim=1).argmax(dim=1)
+        return self.score_head(self._cells(ids, mask.bool(), "policy", columns=last.unsqueeze(1))[:, 0])
 
     _score_with(parts, score)
 

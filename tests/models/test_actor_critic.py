@@ -126,7 +126,7 @@ def test_roles_nest_and_come_back_after_an_error(build, prompts_for, disturb):
         with actor_critic.roles.use("policy"):
             with pytest.raises(RuntimeError), actor_critic.roles.use("reference"):
                 raise RuntimeError
-            hidden = actor_critic._hidden(batch)[:, :-1]
+            hidden = actor_critic._hidden(batch, "policy")[:, :-1]
             assert torch.equal(actor_critic._logprobs(hidden, batch)[0], policy)
 
 

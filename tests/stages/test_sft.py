@@ -94,11 +94,14 @@ def test_packing_by_hand():
     assert [[len(one.ids) for one in row] for row in pack(SHOWN, 4)] == [[6], [5], [4], [3]]
 
 
-def test_rows_are_a_few_demonstrations_long(make, monkeypatch):
-    """Four of the longest, and never more than sft.max_length."""
+@pytest.mark.parametrize("ours", [False, True])
+def test_rows_are_a_few_demonstrations_long(make, monkeypatch, ours):
+    """Four of the longest, and never more than sft.max_length; our decoder takes one text a row."""
     widths = []
     for options in ({"max_length": 100}, {"max_length": 12}, {"max_length": 12, "packing": False}):
         module = make(**options)
+        if not ours:
+            module.actor_critic.decoder = None
         planted = module.actor_critic.plant
         monkeypatch.setattr(
             module.actor_critic,
@@ -106,7 +109,7 @@ def test_rows_are_a_few_demonstrations_long(make, monkeypatch):
             lambda rows, planted=planted: widths.append(planted(rows).ids.shape) or planted(rows),
         )
         module.loss([SHOWN[0]] * 6, 1)
-    assert widths == [(2, 24), (3, 12), (6, 6)]
+    assert widths == [(6, 6)] * 3 if ours else [(2, 24), (3, 12), (6, 6)]
 
 
 def test_the_end_is_learned():

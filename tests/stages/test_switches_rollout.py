@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from rlhf_lightning.config.schema import GenerationConfig
+from rlhf_lightning.kernels import blocks
+from rlhf_lightning.kernels.blocks import MLPHalf
 from rlhf_lightning.rollout.generate import generate
 from rlhf_lightning.types import Scores
 
@@ -46,34 +50,70 @@ def test_samples_per_prompt__stand_side_by_side_and_differ(one_step):
         assert len({tuple(row) for row in rollout.response_ids[start : start + 4].tolist()}) == 4
 
 
-def test_micro_batch_size__and_batch_size_bound_the_rows_of_a_forward(one_step):
+def rows_computed(module) -> tuple[list[int], list[int]]:
+    """Rows of every forward that samples and of every forward that scores, from now on."""
+    model = module.actor_critic
+    sampling: list[int] = []
+    scoring: list[int] = []
+    cells, speaker = model._cells, model.speaker
+
+    def scored(ids, *args, **keywords):
+        scoring.append(len(ids))
+        return cells(ids, *args, **keywords)
+
+    def spoken(*args, **keywords):
+        made = speaker(*args, **keywords)
+        made.start, made.step = counting(made.start), counting(made.step)
+        return made
+
+    def counting(own):
+        def call(*args):
+            hidden = own(*args)
+            sampling.append(len(hidden))
+            return hidden
+
+        return call
+
+    model._cells, model.speaker = scored, spoken
+    return sampling, scoring
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_micro_batch_size__and_batch_size_bound_the_rows_of_a_forward(one_step, attention):
     """8 answers, 2 a pass: policy, reference and values for the rollout, policy and values for the step."""
-    sampling, scoring = [], []
-
-    def watch(module):
-        def see(trunk, args, keywords):
-            (sampling if keywords["use_cache"] else scoring).append(len(keywords["input_ids"]))
-
-        module.actor_critic.trunk.register_forward_pre_hook(see, with_kwargs=True)
-
-    one_step(ppo=STILL | {"micro_batch_size": 2}, generation={"batch_size": 4}, prepare=watch)
+    seen: list[tuple[list[int], list[int]]] = []
+    one_step(
+        ppo=STILL | {"micro_batch_size": 2}, generation={"batch_size": 4}, model={"attention": attention},
+        prepare=lambda module: seen.append(rows_computed(module)),
+    )  # fmt: skip
+    ((sampling, scoring),) = seen
     assert scoring == [2] * (3 + 2) * 4
     assert max(sampling) == 4 and len(sampling) >= 2 * 8 - 7
 
 
 @pytest.mark.parametrize("size", [1, 3, 8])
 def test_batch_size__rows_sampled_side_by_side(one_step, size):
-    rows: list[int] = []
+    seen: list[tuple[list[int], list[int]]] = []
+    one_step(
+        ppo=STILL, generation={"batch_size": size, "max_new_tokens": 1},
+        prepare=lambda module: seen.append(rows_computed(module)),
+    )  # fmt: skip
+    assert seen[0][0] == {1: [1] * 8, 3: [3, 3, 2], 8: [8]}[size]
 
-    def watch(module):
-        def see(trunk, args, keywords):
-            if keywords["use_cache"]:
-                rows.append(len(keywords["input_ids"]))
 
-        module.actor_critic.trunk.register_forward_pre_hook(see, with_kwargs=True)
+@pytest.mark.parametrize("ignored", [False, True])
+def test_ignore_eos__samples_to_the_limit(one_step, ignored):
+    ends = frozenset(range(0, 320, 3))
 
-    one_step(ppo=STILL, generation={"batch_size": size, "max_new_tokens": 1}, prepare=watch)
-    assert rows == {1: [1] * 8, 3: [3, 3, 2], 8: [8]}[size]
+    def often(module):  # a third of all tokens would end an answer
+        module.actor_critic.backbone = replace(module.actor_critic.backbone, end_ids=ends)
+
+    rollout = one_step(ppo=STILL, generation={"ignore_eos": ignored}, prepare=often).rollout
+    drawn = torch.isin(rollout.response_ids, torch.tensor(sorted(ends))) & rollout.response_mask
+    followed = drawn[:, :-1] & rollout.response_mask[:, 1:]
+    assert drawn.any() and bool(followed.any()) == ignored
+    assert set(rollout.ended) == ({"length"} if ignored else {"eos", "length"})
+    assert bool(rollout.response_mask.all()) == ignored
 
 
 @pytest.mark.parametrize("limit", [1, 5])
@@ -284,24 +324,28 @@ def test_bootstrap_truncated__values_the_state_after_a_cut_answer(one_step, boot
 # ---- the model ----------------------------------------------------------------------------------------
 
 
-def test_gradient_checkpointing_runs_layers_again_and_changes_no_number(one_step):
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_gradient_checkpointing_runs_layers_again_and_changes_no_number(one_step, monkeypatch, attention):
+    """Our decoder and the model's own modules: a first MLP that is opened again in each backward pass."""
+    opened: list[int] = []
+    right = MLPHalf._open
+    monkeypatch.setattr(MLPHalf, "_open", lambda self, x: opened.append(1) or right(self, x))
+
+    def watch(module):
+        mlp = module.actor_critic.trunk.layers[0].mlp
+        mlp.register_forward_pre_hook(lambda *_: opened.append(1))
+
     found = {}
     for checkpointing in (False, True):
-        calls: list[int] = []
-
-        def watch(module, calls=calls):
-            layer = module.actor_critic.trunk.layers[0]
-            layer.mlp.register_forward_pre_hook(
-                lambda *_: calls.append(1) if torch.is_grad_enabled() else None
-            )
-
+        opened.clear()
         module = one_step(
             ppo={"lr": 1e-3, "critic_lr": 1e-3, "epochs": 2},
-            model={"gradient_checkpointing": checkpointing},
+            model={"gradient_checkpointing": checkpointing, "attention": attention},
             prepare=watch,
         )
-        found[checkpointing] = (len(calls), module)
-    assert (found[False][0], found[True][0]) == (2 * 2, 2 * 2 * 2)  # policy and critic, two steps, run twice
+        found[checkpointing] = (len(opened), module)
+    layers = 2 if attention == "sdpa" else 1  # policy and critic, two steps
+    assert found[True][0] - found[False][0] == 2 * 2 * layers
     for name, tensor in found[False][1].recorder.states[-1].items():
         torch.testing.assert_close(found[True][1].recorder.states[-1][name], tensor, atol=1e-5, rtol=1e-3)
     assert not found[True][1].actor_critic.training
@@ -321,22 +365,33 @@ def test_lora_rank_scale_and_targets(build):
         torch.testing.assert_close(layer(x) - before, expected, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_attention_kernels_agree(build, prompts_for, disturb, attention, monkeypatch):
+@pytest.mark.parametrize(
+    ("family", "attention", "way"),
+    [
+        ("llama", "sdpa", "ours"),
+        ("llama", "eager", "none"),
+        ("gpt2", "sdpa", "torch"),
+        ("gpt2", "eager", "none"),
+    ],
+)
+def test_attention__chooses_the_kernel_and_no_number(
+    build, prompts_for, disturb, monkeypatch, family, attention, way
+):
+    """Llama-like models: our packed kernels; others: torch's; eager: neither."""
     from torch.nn import functional
 
-    calls: list[int] = []
-    kernel = functional.scaled_dot_product_attention
-    monkeypatch.setattr(
-        functional, "scaled_dot_product_attention", lambda *a, **k: calls.append(1) or kernel(*a, **k)
-    )
-    model, other = (disturb(build(attention=name)) for name in (attention, "eager"))
+    calls: list[str] = []
+
+    def watch(owner, function, name):
+        own = getattr(owner, function)
+        monkeypatch.setattr(owner, function, lambda *a, **k: calls.append(name) or own(*a, **k))
+
+    watch(functional, "scaled_dot_product_attention", "torch")
+    watch(blocks, "attend", "ours")
+    model, other = (disturb(build(family, attention=one)) for one in (attention, "eager"))
     batch = generate(other, prompts_for(other), GenerationConfig(max_new_tokens=6), seed=0, iteration=0)
-    calls.clear()  # building a model may have run it
     with torch.no_grad():
-        torch.testing.assert_close(
-            model.policy(batch)[0][batch.response_mask],
-            other.policy(batch)[0][batch.response_mask],
-            atol=1e-4, rtol=1e-4,
-        )  # fmt: skip
-    assert bool(calls) == (attention == "sdpa")
+        expected = other.policy(batch)[0]
+        calls.clear()
+        torch.testing.assert_close(model.policy(batch)[0], expected, atol=1e-4, rtol=1e-4)
+    assert set(calls) == {way} - {"none"}
