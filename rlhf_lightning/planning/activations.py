@@ -14,7 +14,7 @@ from rlhf_lightning.planning.shape import Shape
 ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of a number."""
 PACKED = ("llama", "mistral", "qwen2")
-"""Families that go through ``kernels.blocks``."""
+"""Families whose layers ``models.decoder`` computes."""
 CHUNK_BYTES = {"cpu": 32 << 20, "gpu": 256 << 20}
 FEWEST_ROWS = 128
 """A chunk of float32 logits, and the rows that it has at least (``functional.chunked``)."""
@@ -30,18 +30,17 @@ class Engine:
     dtype: str
     quantised: bool
     eager: bool
+    packed: bool
+    """Our own arithmetic (``models.decoder``), else the model's modules."""
     lean: bool
     """Keep the inputs alone and compute the rest again (``model.gradient_checkpointing``)."""
     cpu: bool
 
     @classmethod
     def of(cls, model: ModelConfig, shape: Shape, *, cpu: bool) -> Engine:
-        eager, lean = model.attention == "eager", model.gradient_checkpointing
-        return cls(shape, model.dtype, model.quantization == "nf4", eager, lean, cpu)
-
-    @property
-    def packed(self) -> bool:
-        return self.shape.sizes.family in PACKED
+        quantised, lean = model.quantization == "nf4", model.gradient_checkpointing
+        packed = shape.sizes.family in PACKED and model.attention == "sdpa" and not model.lora.dropout
+        return cls(shape, model.dtype, quantised, model.attention == "eager", packed, lean, cpu)
 
     @property
     def item(self) -> int:
@@ -139,17 +138,21 @@ class Engine:
         weights = max(linear.weights for linear in self.shape.linears()) * self.item if self.quantised else 0
         return rows * length * (2 * h + 3 * max(i, q)) * self.item + matrix + weights
 
-    def logits(self, rows: int, *, learning: bool = False) -> int:
-        """Bytes of the chunk of logits that the log-probabilities of ``rows`` tokens are read from."""
+    def head(self, rows: int, *, entropy: bool, learning: bool) -> int:
+        """Bytes where the log-probabilities of ``rows`` tokens are read.
+
+        Hidden states, the last norm in float32, and a chunk of logits, which the entropy needs twice.
+        """
         vocab, hidden = self.shape.sizes.vocab, self.shape.sizes.hidden
         chunk = max(FEWEST_ROWS, CHUNK_BYTES["cpu" if self.cpu else "gpu"] // (4 * vocab))
         narrow = 0 if self.item == 4 else self.item
-        gradients = 2 * rows * hidden * self.item if learning else 0
-        return min(chunk, rows) * vocab * (narrow + 8) + gradients
+        states = 2 + ((2 if entropy else 1) if learning else 0)
+        logits = min(chunk, rows) * vocab * (narrow + (8 if entropy else 4))
+        return logits + rows * hidden * (2 * 4 + states * self.item)
 
     def draw(self, rows: int) -> int:
-        """Bytes of one step's logits: as computed, in float32, as weights, and their float64 running sum."""
-        return rows * self.shape.sizes.vocab * (self.item + 4 + 4 + 8)
+        """Bytes of one step's logits: as the head gives them, and as weights."""
+        return rows * self.shape.sizes.vocab * (4 + 4)
 
     def cached(self) -> int:
         """Bytes of one token in the key-value cache, all layers."""

@@ -8,7 +8,7 @@ from functools import reduce
 from typing import Any
 
 from rlhf_lightning.config.schema import Config
-from rlhf_lightning.planning.plan import Plan, dequantizes_rollout, make_plan
+from rlhf_lightning.planning.plan import Plan, make_plan
 
 SECTIONS = {"ppo": "ppo", "sft": "sft", "reward": "reward_model", "dpo": "dpo"}
 """Stage -> the section that holds its micro_batch_size."""
@@ -59,7 +59,7 @@ def _switches(c: Config) -> Iterator[Switch]:
         yield Switch(f"{section}.micro_batch_size", micro // 2)
     if c.stage.name == "ppo" and c.generation.batch_size > 1:
         yield Switch("generation.batch_size", c.generation.batch_size // 2)
-    if c.stage.name == "ppo" and dequantizes_rollout(c):
+    if c.stage.name == "ppo" and c.model.rollout_weights == "dequantized":
         yield Switch("model.rollout_weights", "nf4")
     if c.model.lora.r > 1:
         yield Switch("model.lora.r", c.model.lora.r // 2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlhf_lightning.config.schema import Config
 from rlhf_lightning.planning.activations import Engine
@@ -80,16 +80,19 @@ def make_plan(config: Config) -> Plan:
     )
     gradients = Part("gradients", learning)
     batch = _batch(config)
-    sampling: tuple[Phase, ...] = ()
+    phases = []
     if config.stage.name == "ppo":
-        sampling = (
-            Phase("rollout", (*always, *_rollout(config, engine))),
-            Phase("scoring", (*always, *_scoring(engine, batch))),
-        )
-    first = min(role.first_layer for role in roles if role.trains)
-    update = Phase("update", (*always, gradients, *_update(engine, batch, layers=shape.sizes.layers - first)))
-    step = Phase("optimizer step", (*always, gradients, Part("a float32 copy of what trains", learning)))
-    return Plan(shape, backbone, roles, (*sampling, update, step), cpu, batch.words)
+        rolling, copy = _weights_of_rollout(config, engine)
+        phases.append(Phase("rollout", (*always, *copy, *_rollout(config, rolling))))
+        phases.append(Phase("scoring", (*always, *copy, *_scoring(rolling, batch))))
+    layers = shape.sizes.layers - min(role.first_layer for role in roles if role.trains)
+    bonus = config.stage.name == "ppo" and config.ppo.entropy_coef != 0
+    passes = _update(engine, batch, layers=layers, entropy=bonus)
+    phases.append(Phase("update", (*always, gradients, *passes)))
+    phases.append(
+        Phase("optimizer step", (*always, gradients, Part("a float32 copy of what trains", learning)))
+    )
+    return Plan(shape, backbone, roles, tuple(phases), cpu, batch.words)
 
 
 @dataclass(frozen=True)
@@ -117,35 +120,34 @@ def _batch(config: Config) -> _Batch:
     return _Batch(2 * rows, length, predicted, f"{rows} pairs a pass, two texts of {length} tokens each")
 
 
+def _weights_of_rollout(config: Config, engine: Engine) -> tuple[Engine, tuple[Part, ...]]:
+    """The engine of rollout and scoring, and the copy of the 4-bit weights that it may hold."""
+    if config.model.rollout_weights == "nf4":
+        return engine, ()
+    copy = Part("de-quantised weights of the rollout", engine.shape.stored_linears("none", engine.item))
+    return replace(engine, quantised=False), (copy,)
+
+
 def _rollout(config: Config, engine: Engine) -> tuple[Part, ...]:
     rows, prompt = config.generation.batch_size, config.data.max_prompt_length
     tokens = rows * (prompt + config.generation.max_new_tokens)
-    parts = [Part("key-value cache", tokens * engine.cached())]
-    if dequantizes_rollout(config):
-        whole = sum(linear.weights for linear in engine.shape.linears()) * engine.item
-        parts.append(Part("de-quantised weights of the rollout", whole))
+    cache = Part("key-value cache", tokens * engine.cached())
     prompts = Part("prompts in one layer", engine.forward(rows, prompt))
-    return *parts, _larger(prompts, Part("logits of one step", engine.draw(rows)))
-
-
-def dequantizes_rollout(config: Config) -> bool:
-    """Whether the rollout has a copy of the frozen weights that is not quantised."""
-    chosen = getattr(config.model, "rollout_weights", "nf4")
-    return config.model.quantization == "nf4" and chosen == "dequantized"
+    return cache, _larger(prompts, Part("logits of one step", engine.draw(rows)))
 
 
 def _scoring(engine: Engine, batch: _Batch) -> tuple[Part, ...]:
     layer = Part("one layer at work", engine.forward(batch.rows, batch.length))
-    return (_larger(layer, Part("a chunk of logits", engine.logits(batch.predicted))),)
+    return (_larger(layer, Part("logits", engine.head(batch.predicted, entropy=True, learning=False))),)
 
 
-def _update(engine: Engine, batch: _Batch, *, layers: int) -> tuple[Part, ...]:
+def _update(engine: Engine, batch: _Batch, *, layers: int, entropy: bool) -> tuple[Part, ...]:
     """What is kept, from the lowest layer with an adapter that trains, and the most that comes and goes."""
     kept = layers * batch.rows * batch.length * sum(engine.kept().values())
     name = "inputs of the layers" if engine.lean else "activations kept for the backward pass"
     layer = Part("one layer at work", engine.backward(batch.rows, batch.length))
-    chunk = Part("a chunk of logits", engine.logits(batch.predicted, learning=True))
-    return Part(name, kept), _larger(layer, chunk)
+    head = Part("logits", engine.head(batch.predicted, entropy=entropy, learning=True))
+    return Part(name, kept), _larger(layer, head)
 
 
 def _larger(one: Part, other: Part) -> Part:

@@ -119,10 +119,13 @@ class Shape:
         """Numbers of the whole model, without the norms of heads and lone biases that some families have."""
         return sum(linear.weights for linear in self.linears()) + self.embeddings + self.small
 
+    def stored_linears(self, quantization: str, item: int) -> int:
+        """Bytes of the linear layers of the trunk."""
+        return sum(linear.stored(quantization, item) for linear in self.linears())
+
     def stored(self, quantization: str, item: int) -> int:
         """Bytes of the frozen model: the linear layers as quantised, the rest ``item`` bytes a number."""
-        linears = sum(linear.stored(quantization, item) for linear in self.linears())
-        return linears + (self.embeddings + self.small) * item
+        return self.stored_linears(quantization, item) + (self.embeddings + self.small) * item
 
 
 def shape_of(model: ModelConfig) -> Shape:

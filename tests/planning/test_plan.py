@@ -111,11 +111,26 @@ def test_eager_attention_writes_its_matrix_out() -> None:
 def test_logits_come_in_chunks() -> None:
     """A vocabulary of 256,000: 128 rows at a time on a CPU, 262 on a GPU, bfloat16 and twice float32."""
     tokens = ["model=gemma_2b", "ppo.micro_batch_size=1", "generation.max_new_tokens=512"]
-    gpu, cpu = (
-        make_plan(composed(*tokens, *more, "data.max_prompt_length=1")) for more in ([], ["trainer=cpu"])
-    )
-    assert part(cpu, "scoring", "a chunk of logits") == 128 * 256_000 * 10
-    assert part(gpu, "scoring", "a chunk of logits") == 262 * 256_000 * 10
+    tokens.append("data.max_prompt_length=1")
+    gpu, cpu = (make_plan(composed(*tokens, *more)) for more in ([], ["trainer=cpu"]))
+    states = 512 * 2048 * (2 * 4 + 2 * 2)
+    assert part(cpu, "scoring", "logits") == 128 * 256_000 * 10 + states
+    assert part(gpu, "scoring", "logits") == 262 * 256_000 * 10 + states
+    # the update needs no entropy unless it pays for it, but a gradient for each hidden state
+    bonus = make_plan(composed(*tokens, "ppo.entropy_coef=0.01"))
+    assert part(gpu, "update", "logits") == 262 * 256_000 * 6 + 512 * 2048 * (2 * 4 + 3 * 2)
+    assert part(bonus, "update", "logits") == 262 * 256_000 * 10 + 512 * 2048 * (2 * 4 + 4 * 2)
+
+
+def test_a_dequantised_copy_is_there_until_the_update() -> None:
+    copied, plain = planned("model.rollout_weights=dequantized"), planned()
+    name = "de-quantised weights of the rollout"
+    assert part(copied, "rollout", name) == part(copied, "scoring", name) == 2 * 6_476_005_376
+    assert total(copied, "update") == total(plain, "update")
+    # and nothing is de-quantised on the spot
+    assert part(copied, "scoring", "one layer at work") < part(plain, "scoring", "one layer at work")
+    config = composed("model=llama7b", "model.rollout_weights=dequantized")
+    assert "model.rollout_weights=nf4" in {one.setting for one in advise(config, copied)[0] if one.saved > 0}
 
 
 @pytest.mark.parametrize("stage", ["sft", "reward", "dpo"])
