@@ -7,7 +7,6 @@ from typing import Any
 
 from huggingface_hub import snapshot_download
 from peft import LoraConfig, PeftConfig, PeftModel, load_peft_weights, set_peft_model_state_dict
-from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 
 from rlhf_lightning.assets import tiny_path
@@ -165,8 +164,7 @@ def _refuse_a_head_of_its_own(model: PeftModel, config: ModelConfig) -> None:
 def _refuse_a_new_term_on_the_embedding(model: PeftModel, loaded: set[str | None]) -> None:
     """Only terms on linear maps train; one that an adapter brings along is read as it is."""
     embedding: Any = model.get_base_model().get_input_embeddings()
-    names = set(embedding.lora_embedding_A) if isinstance(embedding, LoraLayer) else set()
-    if names - loaded:
+    if set(getattr(embedding, "lora_embedding_A", ())) - loaded:
         raise UserError(
             "model.lora.target_modules names the token embedding, where no term would learn: leave it out"
         )
