@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from subprocess import DEVNULL, run
 
@@ -75,12 +76,11 @@ def sample_one() -> float:
         raise _Sampled
 
     sampling.draw = draw  # before the rollout imports it by name
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            main(ROOT, [f"hydra.run.dir={folder}/run"])
-        except _Sampled:
-            return took
-    raise Failed("the run ended without a token")
+    with tempfile.TemporaryDirectory() as folder, suppress(_Sampled):
+        main(ROOT, [f"hydra.run.dir={folder}/run"])
+    if not took:
+        raise Failed("the run ended without a token")
+    return took
 
 
 def table(found: Sequence[Sequence[float]]) -> str:
@@ -99,8 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(FIRST_TOKEN, action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.first_token:
-        print(json.dumps({"seconds": sample_one()}), flush=True)
-        os._exit(0)  # trackers that were cut off in the middle have nothing to say
+        print(json.dumps({"seconds": sample_one()}))
+        return 0
     if options.repeats < 1:
         parser.error("--repeats must be at least 1")
     clock = Clock([1.0] * options.repeats)
