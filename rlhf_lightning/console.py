@@ -24,7 +24,7 @@ from rlhf_lightning.config.schema import Config
 from rlhf_lightning.units import bytes_text, count_text
 
 if TYPE_CHECKING:  # the console starts before torch is loaded
-    from rlhf_lightning.models.actor_critic import RoleWeight
+    from rlhf_lightning.models.weights import RoleWeight
 
 _BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 

@@ -22,7 +22,7 @@ from rlhf_lightning.console import (
     print_samples,
     safe_text,
 )
-from rlhf_lightning.models.actor_critic import RoleWeight
+from rlhf_lightning.models.weights import RoleWeight
 
 
 @pytest.fixture

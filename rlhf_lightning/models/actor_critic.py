@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -27,19 +26,8 @@ from rlhf_lightning.models.identity import Identity, identify
 from rlhf_lightning.models.output import head_logits, logit_scale, soft_cap
 from rlhf_lightning.models.roles import Role, Roles
 from rlhf_lightning.models.speaking import DecoderSpeaker, ModuleSpeaker, Speaker
+from rlhf_lightning.models.weights import RoleWeight, weigh
 from rlhf_lightning.types import Generation, Minibatch
-
-
-@dataclass(frozen=True)
-class RoleWeight:
-    """What one role adds to the backbone: tensors that train, tensors that do not, bytes."""
-
-    name: str
-    adapter: str
-    head: str
-    trainable: int
-    frozen: int
-    bytes: int
 
 
 class ActorCritic(nn.Module):
@@ -322,51 +310,11 @@ class ActorCritic(nn.Module):
                 (folder / role).mkdir(exist_ok=True)
                 head.save(folder / role / HEAD_FILES[role])
 
-    # ---- what it weighs ---------------------------------------------------------------------------
-
     def weights(self) -> list[RoleWeight]:
         """Tensors and bytes of the backbone and of what each role adds to it."""
-        lora = {key: p for key, p in self.model.named_parameters() if ".lora_" in key}
-        base = [p for key, p in self.model.named_parameters() if key not in lora]
-        buffers = sum(_bytes(state) for state in _quantization_state(self.backbone.model))
-        rows = [RoleWeight("backbone", "", "", 0, sum(map(_count, base)), sum(map(_bytes, base)) + buffers)]
-        labels = {"critic": "value head", "reward": "score head"}
-        for role in self.roles:
-            name, head = self.roles.adapter(role), self.heads.get(role)
-            label = labels.get(role, "language-model head")
-            if role == "critic" and self.shared_critic:
-                adapter, own = f"{name} (shared)", []
-            else:
-                adapter = name or "none: the backbone itself"
-                own = [p for key, p in lora.items() if f".{name}." in key]
-            own += list(head.parameters()) if head is not None else []
-            trainable = sum(_count(p) for p in own if p.requires_grad)
-            frozen = sum(map(_count, own)) - trainable
-            rows.append(RoleWeight(role, adapter, label, trainable, frozen, sum(map(_bytes, own))))
-        return rows
+        return weigh(self)
 
 
 def _spread(figures: Tensor, mask: Tensor) -> Tensor:
     """One figure for each True of the mask, in its place; 0 elsewhere."""
     return torch.zeros(mask.shape, dtype=figures.dtype, device=mask.device).masked_scatter(mask, figures)
-
-
-def _count(parameter: Tensor) -> int:
-    """Weights behind a tensor: 4-bit storage holds two in a byte, and knows its own shape."""
-    state = getattr(parameter, "quant_state", None)
-    return parameter.numel() if state is None else state.shape.numel()
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
-def _quantization_state(model: nn.Module) -> list[Tensor]:
-    """Block maxima and code books beside the 4-bit weights, which are no parameters and still take memory."""
-    found = []
-    for parameter in model.parameters():
-        state = getattr(parameter, "quant_state", None)
-        while state is not None:
-            found += [t for t in (state.absmax, state.code) if t is not None]
-            state = state.state2
-    return found

@@ -7,6 +7,7 @@ from typing import Any
 
 from huggingface_hub import snapshot_download
 from peft import LoraConfig, PeftConfig, PeftModel, load_peft_weights, set_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 
 from rlhf_lightning.assets import tiny_path
@@ -66,6 +67,7 @@ def add_adapters(
         if role in folders:
             _fill(model, cast[role], folders[role])
     _refuse_a_head_of_its_own(model, config)
+    _refuse_a_new_term_on_the_embedding(model, {cast[role].adapter for role in folders})
     learning = {part.adapter for part in cast.values() if part.trains}
     if config.lora.dropout == 0:
         silence_dropout(model)  # a saved adapter keeps the dropout that it was trained with
@@ -158,6 +160,16 @@ def _refuse_a_head_of_its_own(model: PeftModel, config: ModelConfig) -> None:
     if isinstance(base.get_output_embeddings(), BaseTunerLayer):
         where = "model.lora.target_modules" if config.adapter is None else f"model.adapter={config.adapter!r}"
         raise UserError(f"{where} names the language-model head, which stays as it is: leave it out")
+
+
+def _refuse_a_new_term_on_the_embedding(model: PeftModel, loaded: set[str | None]) -> None:
+    """Only terms on linear maps train; one that an adapter brings along is read as it is."""
+    embedding: Any = model.get_base_model().get_input_embeddings()
+    names = set(embedding.lora_embedding_A) if isinstance(embedding, LoraLayer) else set()
+    if names - loaded:
+        raise UserError(
+            "model.lora.target_modules names the token embedding, where no term would learn: leave it out"
+        )
 
 
 def _fill(model: PeftModel, part: Part, folder: Path) -> None:

@@ -104,15 +104,15 @@ def _passes(
     found["values"] = torch.zeros(size, width + 1)
     done = 0
     for rows, piece in slices(generation, config.micro_batch_size):
-        parts: dict[str, Tensor] = {"ref_logprobs": actor_critic.reference(piece)}
+        parts: dict[str, Tensor | None] = {"ref_logprobs": actor_critic.reference(piece)}
         if actor_critic.shared_critic:
             parts["logprobs"], parts["entropy"], parts["values"] = actor_critic.policy_and_values(piece)
         else:
             parts["logprobs"], parts["entropy"] = actor_critic.policy(piece)
-            if actor_critic.has_critic:
-                parts["values"] = actor_critic.values(piece)
+            parts["values"] = actor_critic.values(piece) if actor_critic.has_critic else None
         for name, tensor in parts.items():
-            found[name][rows, : tensor.shape[1]] = tensor.cpu()
+            if tensor is not None:
+                found[name][rows, : tensor.shape[1]] = tensor.cpu()
         done += len(rows)
         if progress is not None:
             progress(done, size)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rlhf_lightning.advantages.reinforce import RunningBaseline
+from rlhf_lightning.allocator import give_back_freed_memory
 from rlhf_lightning.config.schema import Config
 from rlhf_lightning.functional.kl import AdaptiveBeta
 from rlhf_lightning.functional.moments import RunningMoments
@@ -75,7 +76,9 @@ class PPO(Stage):
         with self.actor_critic.rolling_out():
             rollout, clock = self._roll_out(prompts, iteration, beta)
         updating = time.perf_counter()
+        give_back_freed_memory()
         stats = self._update(rollout, iteration, beta)
+        give_back_freed_memory()
         clock["time/update_s"] = time.perf_counter() - updating
         self.rollout = rollout
         self.metrics = rollout_metrics(rollout, beta=beta, critic=self.actor_critic.has_critic)

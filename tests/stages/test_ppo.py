@@ -26,6 +26,22 @@ def test_at_learning_rate_zero_nothing_moves(make_run, family, quantization, cri
         assert row["policy/clip_fraction"] == 0.0
 
 
+@pytest.mark.parametrize("lean", [False, True])
+def test_first_ratio_is_one_where_weights_are_rounded_too(make_run, lean):
+    """bfloat16 over 4-bit weights, held as a copy while sampling and unpacked in the update: the first epoch's
+    ratio is 1 to a thousandth, as long as its batches are those that scored."""
+    _, history = make_run(
+        ppo={"minibatch_size": 8, "micro_batch_size": 8, "epochs": 1, "lr": 1e-3, "critic_lr": 1e-3},
+        model={
+            "quantization": "nf4", "dtype": "bfloat16", "rollout_weights": "dequantized",
+            "gradient_checkpointing": lean,
+        },
+    )  # fmt: skip
+    for row in history:  # one step an iteration; in the second the adapter has moved
+        assert abs(row["policy/ratio_max"] - 1) < 1e-3 and abs(row["policy/ratio_mean"] - 1) < 1e-3
+    assert history[1]["objective/kl"] != 0.0
+
+
 def test_counters_count_rollouts_steps_responses_and_tokens(make_run):
     module, history = make_run()
     assert module.counters["iteration"] == 2 and module.counters["responses"] == 16

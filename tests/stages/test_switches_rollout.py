@@ -329,7 +329,7 @@ def test_gradient_checkpointing_runs_layers_again_and_changes_no_number(one_step
     """Our decoder and the model's own modules: a first MLP that is opened again in each backward pass."""
     opened: list[int] = []
     right = MLPHalf._open
-    monkeypatch.setattr(MLPHalf, "_open", lambda self, x: opened.append(1) or right(self, x))
+    monkeypatch.setattr(MLPHalf, "_open", lambda self, *a: opened.append(1) or right(self, *a))
 
     def watch(module):
         mlp = module.actor_critic.trunk.layers[0].mlp
