@@ -12,7 +12,7 @@ from rlhf_lightning.planning.shape import Shape, shape_of
 MIB = 2**20
 CUDA_CONTEXT = 512 * MIB
 """What CUDA takes of a card before the first tensor, its libraries' kernels and workspaces included."""
-PROCESS = 700 * MIB
+PROCESS = 465 * MIB
 """Resident memory of the process itself on a CPU: Python, torch, Transformers, PEFT, bitsandbytes."""
 
 
