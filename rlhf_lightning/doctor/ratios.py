@@ -51,6 +51,7 @@ def numbers_are_float32(exam: Exam) -> Finding:
     """Log-probabilities, entropies and values as they leave the model: a ratio needs more than bfloat16."""
     with torch.no_grad():
         logprobs, entropy = exam.model.policy(exam.made_up)
+        assert entropy is not None
         found = {
             "log-probabilities": logprobs,
             "reference": exam.model.reference(exam.made_up),

@@ -82,6 +82,13 @@ def chunked_token_logprobs(
 ) -> tuple[Tensor, None]: ...  # fmt: skip
 
 
+@overload
+def chunked_token_logprobs(
+    hidden: Tensor, weight: Tensor, tokens: Tensor, *, temperature: float = ..., chunk: int | None = ...,
+    bias: Tensor | None = ..., softcap: float | None = ..., entropy: bool,
+) -> tuple[Tensor, Tensor | None]: ...  # fmt: skip
+
+
 def chunked_token_logprobs(
     hidden: Tensor,
     weight: Tensor,

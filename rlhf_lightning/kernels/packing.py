@@ -13,7 +13,6 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-
 _VECTOR = 16
 
 
@@ -48,7 +47,7 @@ def pack(rows: Sequence[Sequence[int]], *, share: bool = True) -> Packing:
     positions: list[int] = []
     owner: list[int] = []
     # Sorted, a row shares its longest beginning with the row before it.
-    order = sorted(range(len(rows)), key=lambda i: rows[i]) if share else range(len(rows))
+    order = sorted(range(len(rows)), key=lambda i: list(rows[i])) if share else range(len(rows))
     before: Sequence[int] = ()
     path: list[int] = []
     for number in order:

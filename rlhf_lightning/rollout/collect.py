@@ -104,7 +104,7 @@ def _passes(
     found["values"] = torch.zeros(size, width + 1)
     done = 0
     for rows, piece in slices(generation, config.micro_batch_size):
-        parts: dict[str, Tensor] = {"ref_logprobs": actor_critic.reference(piece)}
+        parts: dict[str, Tensor | None] = {"ref_logprobs": actor_critic.reference(piece)}
         if actor_critic.shared_critic:
             parts["logprobs"], parts["entropy"], parts["values"] = actor_critic.policy_and_values(piece)
         else:
@@ -112,6 +112,7 @@ def _passes(
             if actor_critic.has_critic:
                 parts["values"] = actor_critic.values(piece)
         for name, tensor in parts.items():
+            assert tensor is not None  # entropies were asked for
             found[name][rows, : tensor.shape[1]] = tensor.cpu()
         done += len(rows)
         if progress is not None:
