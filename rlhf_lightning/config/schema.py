@@ -71,14 +71,20 @@ class ModelConfig(Section):
         "nf4",
         description="dequantized: while sampling and scoring, hold the 4-bit weights in dtype too; faster",
     )
-    attention: Literal["sdpa", "eager", "flash_attention_2"] = Field("sdpa", description="attention kernel")
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = Field(
+        "sdpa",
+        description="sdpa: our packed kernels for models of the Llama kind, torch's for the rest; the other "
+        "two: the model's own modules",
+    )
     trust_remote_code: bool = Field(False, description="run Python code that comes with the model")
     lora: LoRAConfig = Field(LoRAConfig(), description="shape of the adapters")
     critic: Literal["adapter", "shared"] = Field(
         "adapter", description="the critic's own adapter, or the policy's; unused where advantage has none"
     )
     adapter: str | None = Field(None, description="run, or folder or hub id of an adapter, to start from")
-    gradient_checkpointing: bool = Field(False, description="trade time for memory in the update")
+    gradient_checkpointing: bool = Field(
+        False, description="keep less for the backward pass and compute the rest again"
+    )
     shape: ShapeConfig | None = Field(
         None, description="sizes of the model for plan=true; the config.json of a folder wins"
     )

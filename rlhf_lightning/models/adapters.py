@@ -163,8 +163,8 @@ def _refuse_a_head_of_its_own(model: PeftModel, config: ModelConfig) -> None:
 
 def _refuse_a_new_term_on_the_embedding(model: PeftModel, loaded: set[str | None]) -> None:
     """Only terms on linear maps train; one that an adapter brings along is read as it is."""
-    embedding: Any = model.get_base_model().get_input_embeddings()
-    if set(getattr(embedding, "lora_embedding_A", ())) - loaded:
+    base: Any = model.get_base_model()
+    if set(getattr(base.get_input_embeddings(), "lora_embedding_A", ())) - loaded:
         raise UserError(
             "model.lora.target_modules names the token embedding, where no term would learn: leave it out"
         )
