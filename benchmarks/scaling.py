@@ -1,4 +1,4 @@
-"""``python -m benchmarks.scaling``: how the seconds of each phase grow, one setting at a time, with fitted lines.
+"""``python -m benchmarks.scaling``: how each phase's seconds grow, one setting at a time, with fitted lines.
 
 A small Llama with random weights, written here, in bfloat16; one process a point, its first iteration warms
 up. Against answers, answer length, epochs, vocabulary and layers, everything else as in ``BASE``.
