@@ -8,6 +8,7 @@ computes them again, so that memory grows with tokens and not with their square.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -27,30 +28,41 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     Returns:
         (B, H, L, d). Rows past the end of a text hold numbers that nothing may read.
     """
+    return attend_and_keep(q, k, v)[0]
+
+
+def attend_and_keep(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
+    """``attend``, and the probabilities (B K, g L, L) for ``attend_backward`` where they are there all at once:
+    on a CPU, of few short rows."""
     if q.device.type != "cpu":
-        return fused(q, k, v)
+        return fused(q, k, v), None
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    groups, mask = _grouped(out, k), _causal(q, k)
+    groups, mask = _grouped(out, k), _causal(q.shape[2], q.shape[1] // k.shape[1], q.dtype)
     for part, queries, keys, values in _parts(q, k, v):
-        torch.bmm(_probabilities(queries, keys, mask), values, out=groups[part])
-    return out
+        p = _probabilities(queries, keys, mask)
+        torch.bmm(p, values, out=groups[part])
+    return out, p if len(p) == len(groups) else None
 
 
-def attend_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def attend_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, kept: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v.
 
         P = softmax(S),  dV = P' dO,  dP = dO V',  dS = P (dP - rowsum(P dP)),  dQ = dS K / sqrt(d)
 
     Args:
         grad: (B, H, L, d), 0 where the output is not read.
+        kept: the probabilities, where ``attend_and_keep`` gave them.
     """
     if q.device.type != "cpu":
         return fused_backward(grad, q, k, v)
     grads = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)]
     of_q, of_k, of_v = _grouped(grads[0], k), grads[1].flatten(0, 1), grads[2].flatten(0, 1)
-    upstream, mask, scale = _grouped(grad, k), _causal(q, k), q.shape[-1] ** -0.5
+    upstream, scale = _grouped(grad, k), q.shape[-1] ** -0.5
+    mask = _causal(q.shape[2], q.shape[1] // k.shape[1], q.dtype)
     for part, queries, keys, values in _parts(q, k, v):
-        p, g = _probabilities(queries, keys, mask), upstream[part]
+        p, g = _probabilities(queries, keys, mask) if kept is None else kept, upstream[part]
         torch.bmm(p.transpose(1, 2), g, out=of_v[part])
         ds = torch._softmax_backward_data(torch.bmm(g, values.transpose(1, 2)), p, -1, p.dtype)
         torch.bmm(ds, keys, out=of_q[part])
@@ -76,12 +88,12 @@ def _probabilities(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
     return torch.softmax(scores, dim=-1)
 
 
-def _causal(q: Tensor, k: Tensor) -> Tensor:
+@lru_cache(maxsize=1)  # all layers of a pass ask for the same one
+def _causal(length: int, groups: int, dtype: torch.dtype) -> Tensor:
     """(1, g L, L): 0 where a query sees a key, else -inf."""
-    length = q.shape[2]
-    hidden = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
-    mask = torch.zeros(length, length, dtype=q.dtype, device=q.device).masked_fill_(hidden, float("-inf"))
-    return mask.repeat(q.shape[1] // k.shape[1], 1).unsqueeze(0)
+    hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
+    mask = torch.zeros(length, length, dtype=dtype).masked_fill_(hidden, float("-inf"))
+    return mask.repeat(groups, 1).unsqueeze(0)
 
 
 def _grouped(x: Tensor, k: Tensor) -> Tensor:

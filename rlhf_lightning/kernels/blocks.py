@@ -4,7 +4,8 @@
     x <- x + W_down (silu(W_gate norm(x)) * W_up norm(x))
 
 Gradients go to the input and to the adapter's low-rank terms; everything else is frozen. Kept for the
-backward: the input, and (unless ``lean``) queries, keys, values and the attention's output, or gate and up.
+backward: the input, and (unless ``lean``) queries, keys, values, the attention's output and short rows'
+probabilities, or gate and up; and the low-rank terms made ready.
 Norms and products of gate and up are computed again.
 """
 
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rlhf_lightning.kernels.attention import attend, attend_backward
+from rlhf_lightning.kernels.attention import attend, attend_and_keep, attend_backward
 from rlhf_lightning.kernels.linears import Linears, Low
 from rlhf_lightning.kernels.packing import Packing
 from rlhf_lightning.kernels.pointwise import gated, gated_backward, rms_norm, rms_norm_backward, rotate
@@ -51,23 +52,25 @@ class AttentionHalf:
 
     def keys_and_values(self, x: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor, Tensor]:
         """As the call, without a gradient; and keys and values by row, (B, K, L, d)."""
-        q, k, v = self._split(x, tokens, self.qkv.low(x.dtype))
-        y = self._attended(q, k, v, tokens)
+        q, k, v, _ = self._split(x, tokens, self.qkv.low(x.dtype))
+        y = by_token(attend(q, k, v), tokens.packing.owner)
         return x + self.out.forward(y, self.out.low(x.dtype)), k, v
 
-    def _split(self, x: Tensor, tokens: Tokens, low: Low | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries, keys, and values, by row: (B, heads, L, d)."""
-        y = self.qkv.forward(rms_norm(x, self.norm, self.eps), low)
+    def _split(
+        self, x: Tensor, tokens: Tokens, low: Low | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Rotated queries, keys, and values, by row: (B, heads, L, d); and what ``Linears.opened`` gives."""
+        y, opened = self.qkv.opened(rms_norm(x, self.norm, self.eps), low)
         y = y.view(len(y), -1, self.head_size)
         turning = self.heads + self.key_heads
         turned = rotate(y[:, :turning], tokens.cos, tokens.sin)
         rows = tokens.packing.index
         q, k = by_row(turned[:, : self.heads], rows), by_row(turned[:, self.heads :], rows)
-        return q, k, by_row(y[:, turning:], rows)
+        return q, k, by_row(y[:, turning:], rows), opened
 
-    def _attended(self, q: Tensor, k: Tensor, v: Tensor, tokens: Tokens) -> Tensor:
-        """(N, heads d)."""
-        return by_token(attend(q, k, v), tokens.packing.owner)
+    def _keeps(self, width: int, length: int) -> bool:
+        """Probabilities are kept while they are small beside the rest that a token leaves."""
+        return self.heads * length <= 2 * width
 
 
 @dataclass(frozen=True)
@@ -84,8 +87,8 @@ class MLPHalf:
         """(N, H) -> (N, H)."""
         return _MLP.apply(x, self, *self.gate_up.parameters, *self.down.parameters)
 
-    def _open(self, x: Tensor, low: Low | None) -> Tensor:
-        return self.gate_up.forward(rms_norm(x, self.norm, self.eps), low)
+    def _open(self, x: Tensor, low: Low | None) -> tuple[Tensor, Tensor | None]:
+        return self.gate_up.opened(rms_norm(x, self.norm, self.eps), low)
 
 
 def by_row(x: Tensor, index: Tensor) -> Tensor:
@@ -115,54 +118,77 @@ def _sum_by_token(rows: Tensor, packing: Packing) -> Tensor:
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, half: AttentionHalf, tokens: Tokens, *parameters: Tensor) -> Tensor:
+        low_qkv, low_out = half.qkv.low(x.dtype), half.out.low(x.dtype)
+        q, k, v, of_qkv = half._split(x, tokens, low_qkv)
+        read, p = attend_and_keep(q, k, v)
+        y = by_token(read, tokens.packing.owner)
+        result, of_out = half.out.opened(y, low_out)
         ctx.half, ctx.tokens = half, tokens
-        ctx.low_qkv, ctx.low_out = half.qkv.low(x.dtype), half.out.low(x.dtype)
-        q, k, v = half._split(x, tokens, ctx.low_qkv)
-        y = half._attended(q, k, v, tokens)
-        ctx.save_for_backward(*((x,) if half.lean else (x, q, k, v, y)))
-        return half.out.forward(y, ctx.low_out).add_(x)
+        if half.lean:
+            q = k = v = y = p = of_qkv = of_out = None  # type: ignore[assignment]
+        elif not half._keeps(x.shape[1], q.shape[2]):
+            p = None
+        ctx.save_for_backward(x, *_pair(low_qkv), *_pair(low_out), q, k, v, y, p, of_qkv, of_out)
+        return result.add_(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         half, tokens = ctx.half, ctx.tokens
-        x, *kept = ctx.saved_tensors
-        q, k, v = kept[:3] if kept else half._split(x, tokens, ctx.low_qkv)
-        y = kept[3] if kept else half._attended(q, k, v, tokens)
-        inner, of_out = half.out.backward(grad, y, ctx.low_out)
-        cells = inner.new_zeros(q.shape[0] * q.shape[2], inner.shape[1])
-        cells[tokens.packing.owner] = inner
-        rows = cells.view(q.shape[0], q.shape[2], half.heads, half.head_size).transpose(1, 2)
-        of_q, of_k, of_v = attend_backward(rows.contiguous(), q, k, v)
+        x, a_qkv, b_qkv, a_out, b_out, q, k, v, y, p, of_qkv, of_out = ctx.saved_tensors
+        low_qkv, low_out = _low(a_qkv, b_qkv), _low(a_out, b_out)
         packing = tokens.packing
+        if q is None:
+            q, k, v, of_qkv = half._split(x, tokens, low_qkv)
+            y = by_token(attend(q, k, v), packing.owner)
+        inner, out_grads = half.out.backward(grad, y, low_out, opened=of_out)
+        cells = inner.new_zeros(q.shape[0] * q.shape[2], inner.shape[1])
+        cells[packing.owner] = inner
+        rows = cells.view(q.shape[0], q.shape[2], half.heads, half.head_size).transpose(1, 2)
+        of_q, of_k, of_v = attend_backward(rows.contiguous(), q, k, v, p)
         of_q = by_token(of_q, packing.owner).view(len(x), half.heads, half.head_size)
         turned = torch.cat([of_q, _sum_by_token(of_k, packing)], dim=1)
         turned = rotate(turned, tokens.cos, tokens.sin, back=True)
         split = torch.cat([turned, _sum_by_token(of_v, packing)], dim=1).flatten(1)
         read = rms_norm(x, half.norm, half.eps)
         wanted = ctx.needs_input_grad[0]
-        inner, of_qkv = half.qkv.backward(split, read, ctx.low_qkv, input_grad=wanted)
+        inner, qkv_grads = half.qkv.backward(split, read, low_qkv, opened=of_qkv, input_grad=wanted)
         of_x = rms_norm_backward(inner, x, half.norm, half.eps).add_(grad) if wanted else None
-        return of_x, None, None, *of_qkv, *of_out
+        return of_x, None, None, *qkv_grads, *out_grads
 
 
 class _MLP(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, half: MLPHalf, *parameters: Tensor) -> Tensor:
+        low_both, low_down = half.gate_up.low(x.dtype), half.down.low(x.dtype)
+        both, of_both = half._open(x, low_both)
+        result, of_down = half.down.opened(gated(both), low_down)
         ctx.half = half
-        ctx.low_both, ctx.low_down = half.gate_up.low(x.dtype), half.down.low(x.dtype)
-        opened = half._open(x, ctx.low_both)
-        ctx.save_for_backward(*((x,) if half.lean else (x, opened)))
-        return half.down.forward(gated(opened), ctx.low_down).add_(x)
+        if half.lean:
+            both = of_both = of_down = None  # type: ignore[assignment]
+        ctx.save_for_backward(x, *_pair(low_both), *_pair(low_down), both, of_both, of_down)
+        return result.add_(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         half = ctx.half
-        x, *kept = ctx.saved_tensors
-        opened = kept[0] if kept else half._open(x, ctx.low_both)
-        inner, of_down = half.down.backward(grad, gated(opened), ctx.low_down)
-        both = gated_backward(inner, opened)
+        x, a_both, b_both, a_down, b_down, both, of_both, of_down = ctx.saved_tensors
+        low_both, low_down = _low(a_both, b_both), _low(a_down, b_down)
+        if both is None:
+            both, of_both = half._open(x, low_both)
+        inner, down_grads = half.down.backward(grad, gated(both), low_down, opened=of_down)
+        both = gated_backward(inner, both)
         read = rms_norm(x, half.norm, half.eps)
-        inner, of_both = half.gate_up.backward(both, read, ctx.low_both)
-        return rms_norm_backward(inner, x, half.norm, half.eps).add_(grad), None, *of_both, *of_down
+        wanted = ctx.needs_input_grad[0]
+        inner, both_grads = half.gate_up.backward(both, read, low_both, opened=of_both, input_grad=wanted)
+        of_x = rms_norm_backward(inner, x, half.norm, half.eps).add_(grad) if wanted else None
+        return of_x, None, *both_grads, *down_grads
+
+
+def _pair(low: Low | None) -> tuple[Tensor | None, Tensor | None]:
+    return (None, None) if low is None else (low.A, low.B)
+
+
+def _low(a: Tensor | None, b: Tensor | None) -> Low | None:
+    return None if a is None or b is None else Low(a, b)

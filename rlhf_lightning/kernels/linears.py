@@ -60,22 +60,36 @@ class Linears:
 
     def forward(self, x: Tensor, low: Low | None) -> Tensor:
         """(N, I) -> (N, O)."""
+        return self.opened(x, low)[0]
+
+    def opened(self, x: Tensor, low: Low | None) -> tuple[Tensor, Tensor | None]:
+        """The output, and A x from between the terms' two factors, (N, R), which ``backward`` can use."""
         y = linear(x, self.weight(), self.bias)
-        return y if low is None else y.addmm_(linear(x, low.A), low.B.T)
+        if low is None:
+            return y, None
+        inner = linear(x, low.A)
+        return y.addmm_(inner, low.B.T), inner
 
     def backward(
-        self, grad: Tensor, x: Tensor, low: Low | None, *, input_grad: bool = True
+        self,
+        grad: Tensor,
+        x: Tensor,
+        low: Low | None,
+        *,
+        opened: Tensor | None = None,
+        input_grad: bool = True,
     ) -> tuple[Tensor | None, list[Tensor]]:
         """Gradients of the input (N, I), or None, and of ``parameters`` in their own dtype.
 
         Args:
             grad: (N, O) gradient of the output.
             x: the input again.
+            opened: A x, where it was kept.
         """
         if low is None:
             return (grad @ self.weight() if input_grad else None), []
         inner = grad @ low.B  # (N, R)
-        grad_a, grad_b = inner.T @ x, grad.T @ linear(x, low.A)
+        grad_a, grad_b = inner.T @ x, grad.T @ (linear(x, low.A) if opened is None else opened)
         found = []
         for term, rows, columns in self._blocks():
             found += [grad_a[columns].to(term.A.dtype), grad_b[rows, columns].to(term.B.dtype) * term.scale]

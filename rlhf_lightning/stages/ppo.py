@@ -65,7 +65,7 @@ class PPO(Stage):
         groups = [{"params": policy, "lr": self.config.ppo.lr, "name": "policy"}]
         if self.actor_critic.has_critic:
             groups.append({"params": critic, "lr": self.config.ppo.critic_lr, "name": "critic"})
-        return torch.optim.AdamW(groups, weight_decay=0.0)
+        return torch.optim.AdamW(groups, weight_decay=0.0, fused=True)
 
     # ---- one iteration ----------------------------------------------------------------------------
 
@@ -159,6 +159,7 @@ class PPO(Stage):
                     if not critic_only:
                         loss = loss + policy_terms(logprobs, entropy, batch, **of_policy)
                     self.manual_backward(loss)
+                del loss, logprobs, entropy, values  # the next forward would run beside this graph
                 continue
             if not critic_only:
                 with model.roles.use("policy"):
