@@ -1,8 +1,8 @@
 """Causal attention over rows that are padded on the right, with grouped heads.
 
 On a CPU the products are batched matrix products: torch's flash kernel takes several times as long there
-(docs/performance.md). On a GPU torch's own kernel does it. Probabilities are never kept: the backward
-computes them again, so that memory grows with tokens and not with their square.
+(docs/performance.md). On a GPU torch's own kernel does it. What is kept for the backward grows with
+tokens and not with their square: probabilities are computed again, except those of short rows.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def attend_and_keep(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
-    """``attend``, and the probabilities (B K, g L, L) for ``attend_backward`` where they are there all at once:
-    on a CPU, of few short rows."""
+    """``attend``, and the probabilities (B K, g L, L) for ``attend_backward`` where all are there at once: on a
+    CPU, of few short rows."""
     if q.device.type != "cpu":
         return fused(q, k, v), None
     out = torch.empty_like(q, memory_format=torch.contiguous_format)

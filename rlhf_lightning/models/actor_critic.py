@@ -275,8 +275,8 @@ class ActorCritic(nn.Module):
         if self.decoder is None or not self._dequantize:
             yield
             return
-        self.decoder.keep_dequantised(True)
         try:
+            self.decoder.keep_dequantised(True)
             yield
         finally:
             self.decoder.keep_dequantised(False)

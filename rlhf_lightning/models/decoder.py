@@ -11,13 +11,15 @@ from typing import Any
 import torch
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
+from transformers import LlamaModel, MistralModel, Qwen2Model
 
 from rlhf_lightning.kernels.blocks import AttentionHalf, MLPHalf, Tokens
 from rlhf_lightning.kernels.linears import Linears, Term
 from rlhf_lightning.kernels.packing import Packing
 from rlhf_lightning.models.frozen import Frozen, readable
 
-FAMILIES = ("LlamaModel", "MistralModel", "Qwen2Model")
+# The classes themselves: one of the same name that comes with a model may compute something else.
+FAMILIES = (LlamaModel, MistralModel, Qwen2Model)
 
 
 def supports(trunk: nn.Module) -> bool:
@@ -25,7 +27,7 @@ def supports(trunk: nn.Module) -> bool:
     a kind that we read, and their adapters low-rank terms on linear maps: no dropout, no DoRA, no bias, no
     term on the embedding."""
     config: Any = getattr(trunk, "config", None)
-    if type(trunk).__name__ not in FAMILIES or getattr(config, "hidden_act", None) != "silu":
+    if type(trunk) not in FAMILIES or getattr(config, "hidden_act", None) != "silu":
         return False
     layers: Any = trunk.layers
     maps = [m for layer in layers for group in _groups(layer) for m in group]
@@ -55,9 +57,10 @@ class Decoder:
     @property
     def limit(self) -> int | None:
         """Longest row that full attention reads as the model would; None: no limit."""
-        kinds = getattr(self.config, "layer_types", None)
         window = getattr(self.config, "sliding_window", None)
-        return window if window and (kinds is None or "sliding_attention" in kinds) else None
+        if isinstance(self.trunk, Qwen2Model) and "sliding_attention" not in self.config.layer_types:
+            return None
+        return window or None
 
     @property
     def stale(self) -> bool:

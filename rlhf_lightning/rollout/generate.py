@@ -1,7 +1,8 @@
 """Sampling answers: our own loop over the backbone's forward with a key-value cache.
 
-Against ``generate()``: the settings are the ones given here and nothing else, the draw of a row does not
-depend on its neighbours, finished rows leave the batch, and no step's scores are kept.
+Against ``generate()``: the settings are the ones given here and nothing else, the random numbers of a row do
+not depend on its neighbours (its logits do, by the rounding of a product with more or fewer rows), finished
+rows leave the batch, and no step's scores are kept.
 """
 
 from __future__ import annotations

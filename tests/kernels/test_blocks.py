@@ -160,7 +160,7 @@ def test_kept_for_the_backward_is_the_input_alone_where_lean(random):
             half(random(7, HIDDEN, grad=True))
         return sum(found)
 
-    # rank 1: A (2, H) and B (2 I, 2) of gate and up, A (1, I) and B (H, 1) of down; A x is 2 and 1 a token
-    terms = 2 * HIDDEN + 2 * INNER * 2 + INNER + HIDDEN
+    # rank 2: A (4, H) and B (2 I, 4) of gate and up, A (2, I) and B (H, 2) of down; A x is 4 and 2 a token
+    terms = 4 * HIDDEN + 2 * INNER * 4 + 2 * INNER + HIDDEN * 2
     assert kept(True) == 7 * HIDDEN + terms
-    assert kept(False) == 7 * (HIDDEN + 2 * INNER + 2 + 1) + terms
+    assert kept(False) == 7 * (HIDDEN + 2 * INNER + 4 + 2) + terms
