@@ -387,7 +387,7 @@ def test_attention__chooses_the_kernel_and_no_number(
         monkeypatch.setattr(owner, function, lambda *a, **k: calls.append(name) or own(*a, **k))
 
     watch(functional, "scaled_dot_product_attention", "torch")
-    watch(blocks, "attend", "ours")
+    watch(blocks, "attend_and_keep", "ours")
     model, other = (disturb(build(family, attention=one)) for one in (attention, "eager"))
     batch = generate(other, prompts_for(other), GenerationConfig(max_new_tokens=6), seed=0, iteration=0)
     with torch.no_grad():
