@@ -21,7 +21,9 @@ FLOOR = {
     "exporting": 7, "export": 7, "chat": 7, "chatting": 7,
     "pipeline": 8,
 }  # fmt: skip
-PURE = {"__future__", "collections", "typing", "math", "dataclasses", "functools", "torch", "rlhf_lightning"}
+PURE = {
+    "__future__", "collections", "typing", "math", "dataclasses", "functools", "torch", "rlhf_lightning",
+}  # fmt: skip
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
