@@ -32,8 +32,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def attend_and_keep(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
-    """``attend``, and the probabilities (B K, g L, L) for ``attend_backward`` where all are there at once: on a
-    CPU, of few short rows."""
+    """``attend``, and the probabilities (B K, g L, L) for ``attend_backward`` where all are there at once:
+    on a CPU, of few short rows."""
     if q.device.type != "cpu":
         return fused(q, k, v), None
     out = torch.empty_like(q, memory_format=torch.contiguous_format)

@@ -48,12 +48,15 @@ class Engine:
 
     # ---- kept for the backward --------------------------------------------------------------------
 
-    def kept(self) -> dict[str, int]:
-        """Bytes that one layer keeps of one token from the forward to the backward, by what they are."""
+    def kept(self, length: int) -> dict[str, int]:
+        """Bytes that one layer keeps of one token of a row of so many from the forward to the backward."""
         s, item = self.shape.sizes, self.item
         if self.lean:
             return {"inputs": (2 if self.packed else 1) * s.hidden * item}
-        return self._computed() | {"input of each half": 2 * s.hidden * item}
+        kept = self._computed() | {"input of each half": 2 * s.hidden * item}
+        if self.packed and self.cpu and s.heads * length <= 2 * s.hidden:
+            kept["probabilities of short rows"] = s.heads * length * item
+        return kept
 
     def computed_again(self) -> int:
         """Bytes of one token that one layer computes again in the backward where only inputs are kept."""

@@ -88,10 +88,9 @@ def make_plan(config: Config) -> Plan:
     layers = shape.sizes.layers - min(role.first_layer for role in roles if role.trains)
     bonus = config.stage.name == "ppo" and config.ppo.entropy_coef != 0
     passes = _update(engine, batch, layers=layers, entropy=bonus)
-    phases.append(Phase("update", (*always, gradients, *passes)))
-    phases.append(
-        Phase("optimizer step", (*always, gradients, Part("a float32 copy of what trains", learning)))
-    )
+    stacked = max(role.stacked for role in roles if role.trains) * engine.item if engine.packed else 0
+    terms = Part("low-rank terms as they are multiplied", stacked)
+    phases.append(Phase("update", (*always, gradients, terms, *passes)))
     return Plan(shape, backbone, roles, tuple(phases), cpu, batch.words)
 
 
@@ -143,7 +142,7 @@ def _scoring(engine: Engine, batch: _Batch) -> tuple[Part, ...]:
 
 def _update(engine: Engine, batch: _Batch, *, layers: int, entropy: bool) -> tuple[Part, ...]:
     """What is kept, from the lowest layer with an adapter that trains, and the most that comes and goes."""
-    kept = layers * batch.rows * batch.length * sum(engine.kept().values())
+    kept = layers * batch.rows * batch.length * sum(engine.kept(batch.length).values())
     name = "inputs of the layers" if engine.lean else "activations kept for the backward pass"
     layer = Part("one layer at work", engine.backward(batch.rows, batch.length))
     head = Part("logits", engine.head(batch.predicted, entropy=entropy, learning=True))

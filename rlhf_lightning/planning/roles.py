@@ -28,6 +28,8 @@ class RolePlan:
     trains: bool
     first_layer: int
     """Lowest layer with an adapter of this role: the backward pass ends there."""
+    stacked: int = 0
+    """Numbers of its low-rank terms as the packed decoder multiplies them, see ``kernels.linears.Low``."""
 
     @property
     def bytes(self) -> int:
@@ -70,11 +72,12 @@ class _Lora:
     r: int
     parameters: int
     first: int
+    stacked: int
 
 
 def _role(name: str, lora: _Lora, *, trains: bool, head: int = 0) -> RolePlan:
     what = f"LoRA r={lora.r}" + (" and a head" if head else "")
-    return RolePlan(name, what, lora.parameters + head, trains, lora.first)
+    return RolePlan(name, what, lora.parameters + head, trains, lora.first, lora.stacked)
 
 
 def _reference(config: Config, started: _Lora) -> RolePlan:
@@ -106,7 +109,8 @@ def _lora(config: Config, shape: Shape, path: str | None, key: str, want: Want) 
             f"{', '.join(dict.fromkeys(linear.name.rpartition('.')[2] for linear in shape.linears()))}"
         )
     parameters = sum(r * (linear.inputs + linear.outputs) for linear in chosen)
-    return _Lora(r, parameters, min(linear.layer for linear in chosen))
+    stacked = sum(r * (linear.inputs + shape.beside(linear)) for linear in chosen)
+    return _Lora(r, parameters, min(linear.layer for linear in chosen), stacked)
 
 
 def _targeted(linear: Linear, targets: Any) -> bool:

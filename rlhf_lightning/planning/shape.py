@@ -99,6 +99,16 @@ class Shape:
             for name, inputs, outputs in inside:
                 yield Linear(name.format(layer), inputs, outputs, layer)
 
+    def beside(self, linear: Linear) -> int:
+        """Outputs of all layers that read the same input as this one: queries, keys and values, gate and up."""
+        names = {"self_attn": ("q_proj", "k_proj", "v_proj"), "mlp": ("gate_proj", "up_proj")}
+        if not self.gated:
+            return linear.outputs
+        place, own = linear.name.split(".")[-2:]
+        if own not in names[place]:
+            return linear.outputs
+        return self.queries + 2 * self.keys if place == "self_attn" else 2 * self.sizes.intermediate
+
     @property
     def embeddings(self) -> int:
         """Numbers of the embeddings and of a head of its own."""

@@ -93,7 +93,7 @@ class Supervised(Stage, Generic[E]):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """One AdamW, a parameter group for each learning rate."""
         groups = [{"params": tensors, "name": name} for name, tensors in self.groups().items()]
-        return torch.optim.AdamW(groups, lr=0.0, weight_decay=self.options.weight_decay)
+        return torch.optim.AdamW(groups, lr=0.0, weight_decay=self.options.weight_decay, fused=True)
 
     def training_step(self, steps: list[list[E]]) -> None:
         started = time.perf_counter()

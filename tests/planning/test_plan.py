@@ -136,9 +136,17 @@ def test_a_dequantised_copy_is_there_until_the_update() -> None:
 @pytest.mark.parametrize("stage", ["sft", "reward", "dpo"])
 def test_stages_on_fixed_examples_have_no_rollout(stage: str) -> None:
     plan = planned(f"stage={stage}")
-    assert [phase.name for phase in plan.phases] == ["update", "optimizer step"]
+    assert [phase.name for phase in plan.phases] == ["update"]
     section = {"reward": "reward_model"}.get(stage, stage)
     assert total(planned(f"stage={stage}", f"{section}.max_length=1024"), "update") > total(plan, "update")
+
+
+def test_low_rank_terms_are_multiplied_stacked() -> None:
+    # rank 16: A below one another, 16 inputs a map, and a B as high as its group: q, k, v 3 x 4096; gate, up
+    # 2 x 11,008; each of the two others by itself
+    layer = 3 * 16 * (4096 + 3 * 4096) + 16 * (4096 + 4096)
+    layer += 2 * 16 * (4096 + 2 * 11_008) + 16 * (11_008 + 4096)
+    assert part(planned(), "update", "low-rank terms as they are multiplied") == 2 * 32 * layer
 
 
 def test_cards() -> None:
