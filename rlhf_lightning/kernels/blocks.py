@@ -53,7 +53,7 @@ class AttentionHalf:
     def keys_and_values(self, x: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor, Tensor]:
         """As the call, without a gradient; and keys and values by row, (B, K, L, d)."""
         q, k, v, _ = self._split(x, tokens, self.qkv.low(x.dtype))
-        y = by_token(attend(q, k, v), tokens.packing.owner)
+        y = tokens.packing.by_token(attend(q, k, v)).flatten(1)
         return x + self.out.forward(y, self.out.low(x.dtype)), k, v
 
     def _split(
@@ -64,9 +64,9 @@ class AttentionHalf:
         y = y.view(len(y), -1, self.head_size)
         turning = self.heads + self.key_heads
         turned = rotate(y[:, :turning], tokens.cos, tokens.sin)
-        rows = tokens.packing.index
-        q, k = by_row(turned[:, : self.heads], rows), by_row(turned[:, self.heads :], rows)
-        return q, k, by_row(y[:, turning:], rows), opened
+        by_row = tokens.packing.by_row
+        q, k = by_row(turned, heads=self.heads), by_row(turned, first=self.heads, heads=self.key_heads)
+        return q, k, by_row(y, first=turning, heads=self.key_heads), opened
 
     def _keeps(self, width: int, length: int) -> bool:
         """Probabilities are kept while they are small beside the rest that a token leaves."""
@@ -91,24 +91,13 @@ class MLPHalf:
         return self.gate_up.opened(rms_norm(x, self.norm, self.eps), low)
 
 
-def by_row(x: Tensor, index: Tensor) -> Tensor:
-    """Packed tokens to their cells: (N, h, d) -> (B, h, L, d) contiguous."""
-    rows = x[index.flatten()].view(*index.shape, *x.shape[1:])
-    return rows.transpose(1, 2).contiguous()
-
-
-def by_token(rows: Tensor, owner: Tensor) -> Tensor:
-    """(B, h, L, d) -> (N, h d), each packed token from the cell that owns it."""
-    return rows.transpose(1, 2).reshape(-1, rows.shape[1] * rows.shape[3])[owner]
-
-
 def _sum_by_token(rows: Tensor, packing: Packing) -> Tensor:
     """(B, h, L, d) -> (N, h, d): a shared token's gradient is the sum over its cells, in float32 at least.
 
     Cells right of a row's end point at token 0 and hold 0: no query that is read sees them.
     """
     cells = rows.transpose(1, 2).flatten(0, 1)
-    if len(packing) == int(packing.lengths.sum()):  # nothing is shared
+    if not packing.shares:
         return cells[packing.owner]
     wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
     total = torch.zeros(len(packing), *cells.shape[1:], dtype=wide, device=rows.device)
@@ -121,7 +110,7 @@ class _Attention(torch.autograd.Function):
         low_qkv, low_out = half.qkv.low(x.dtype), half.out.low(x.dtype)
         q, k, v, of_qkv = half._split(x, tokens, low_qkv)
         read, p = attend_and_keep(q, k, v)
-        y = by_token(read, tokens.packing.owner)
+        y = tokens.packing.by_token(read).flatten(1)
         result, of_out = half.out.opened(y, low_out)
         ctx.half, ctx.tokens = half, tokens
         if half.lean:
@@ -140,14 +129,13 @@ class _Attention(torch.autograd.Function):
         packing = tokens.packing
         if q is None:
             q, k, v, of_qkv = half._split(x, tokens, low_qkv)
-            y = by_token(attend(q, k, v), packing.owner)
+            y = packing.by_token(attend(q, k, v)).flatten(1)
         inner, out_grads = half.out.backward(grad, y, low_out, opened=of_out)
         cells = inner.new_zeros(q.shape[0] * q.shape[2], inner.shape[1])
         cells[packing.owner] = inner
         rows = cells.view(q.shape[0], q.shape[2], half.heads, half.head_size).transpose(1, 2)
         of_q, of_k, of_v = attend_backward(rows.contiguous(), q, k, v, p)
-        of_q = by_token(of_q, packing.owner).view(len(x), half.heads, half.head_size)
-        turned = torch.cat([of_q, _sum_by_token(of_k, packing)], dim=1)
+        turned = torch.cat([packing.by_token(of_q), _sum_by_token(of_k, packing)], dim=1)
         turned = rotate(turned, tokens.cos, tokens.sin, back=True)
         split = torch.cat([turned, _sum_by_token(of_v, packing)], dim=1).flatten(1)
         read = rms_norm(x, half.norm, half.eps)

@@ -8,7 +8,8 @@ the paths of a tree whose nodes are the packed tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -25,9 +26,36 @@ class Packing:
     index: Tensor  # (B, L) int64: which packed token stands in a cell; 0 right of the row's end
     owner: Tensor  # (N,) int64: the first cell, of B * L, in which a packed token stands
     lengths: Tensor  # (B,) int64
+    _places: dict[tuple[int, int, int], Tensor] = field(default_factory=dict, init=False, repr=False)
+
+    @cached_property
+    def shares(self) -> bool:
+        """Whether some token stands in several rows."""
+        return len(self.ids) < int(self.lengths.sum())
+
+    def by_row(self, x: Tensor, *, first: int = 0, heads: int | None = None) -> Tensor:
+        """Packed tokens to their cells, some heads of them: (N, h, d) -> (B, heads, L, d)."""
+        every, size = x.shape[1:]
+        key = (every, first, every if heads is None else heads)
+        if key not in self._places:  # the same in all layers of a pass
+            some = torch.arange(first, first + key[2], device=x.device)
+            self._places[key] = self.index.unsqueeze(1) * every + some.unsqueeze(1)
+        places = self._places[key]
+        return x.reshape(-1, size).index_select(0, places.flatten()).view(*places.shape, size)
+
+    def by_token(self, rows: Tensor) -> Tensor:
+        """(B, h, L, d) -> (N, h, d), each packed token from the cell that owns it."""
+        _, heads, length, size = rows.shape
+        key = (heads, length, -1)
+        if key not in self._places:
+            first = self.owner // length * heads * length + self.owner % length
+            steps = torch.arange(0, heads * length, length, device=rows.device)
+            self._places[key] = first.unsqueeze(1) + steps
+        places = self._places[key]
+        return rows.reshape(-1, size).index_select(0, places.flatten()).view(*places.shape, size)
 
     def to(self, device: torch.device | str) -> Packing:
-        return replace(self, **{f.name: getattr(self, f.name).to(device) for f in fields(self)})
+        return replace(self, **{f.name: getattr(self, f.name).to(device) for f in fields(self) if f.init})
 
     def __len__(self) -> int:
         return len(self.ids)

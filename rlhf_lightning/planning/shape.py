@@ -100,7 +100,7 @@ class Shape:
                 yield Linear(name.format(layer), inputs, outputs, layer)
 
     def beside(self, linear: Linear) -> int:
-        """Outputs of all layers that read the same input as this one: queries, keys and values, gate and up."""
+        """Outputs of all layers that read this one's input: queries, keys and values, or gate and up."""
         names = {"self_attn": ("q_proj", "k_proj", "v_proj"), "mlp": ("gate_proj", "up_proj")}
         if not self.gated:
             return linear.outputs
