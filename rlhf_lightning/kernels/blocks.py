@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import silu
 
 from rlhf_lightning.kernels.attention import attend, attend_and_keep, attend_backward
 from rlhf_lightning.kernels.linears import Linears, Low
@@ -165,8 +166,9 @@ class _MLP(torch.autograd.Function):
         low_both, low_down = _low(a_both, b_both), _low(a_down, b_down)
         if both is None:
             both, of_both = half._open(x, low_both)
-        inner, down_grads = half.down.backward(grad, gated(both), low_down, opened=of_down)
-        both = gated_backward(inner, both)
+        passed = silu(both.chunk(2, dim=-1)[0])
+        inner, down_grads = half.down.backward(grad, gated(both, passed), low_down, opened=of_down)
+        both = gated_backward(inner, both, passed)
         read = rms_norm(x, half.norm, half.eps)
         wanted = ctx.needs_input_grad[0]
         inner, both_grads = half.gate_up.backward(both, read, low_both, opened=of_both, input_grad=wanted)

@@ -42,17 +42,21 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False) -> Tensor
     return turned
 
 
-def gated(gate_up: Tensor) -> Tensor:
-    """``silu(gate) * up`` (Shazeer 2020): (N, 2 I) -> (N, I)."""
+def gated(gate_up: Tensor, passed: Tensor | None = None) -> Tensor:
+    """``silu(gate) * up`` (Shazeer 2020): (N, 2 I) -> (N, I).
+
+    Args:
+        passed: ``silu(gate)`` where it is there already; left as it is.
+    """
     gate, up = gate_up.chunk(2, dim=-1)
-    return silu(gate).mul_(up)
+    return silu(gate).mul_(up) if passed is None else passed * up
 
 
-def gated_backward(grad: Tensor, gate_up: Tensor) -> Tensor:
-    """Gradient of both halves, (N, I) -> (N, 2 I)."""
+def gated_backward(grad: Tensor, gate_up: Tensor, passed: Tensor) -> Tensor:
+    """Gradient of both halves, (N, I) -> (N, 2 I); ``passed`` is ``silu(gate)``."""
     gate, up = gate_up.chunk(2, dim=-1)
     both = torch.empty_like(gate_up)
     of_gate, of_up = both.chunk(2, dim=-1)
     of_gate.copy_(torch.ops.aten.silu_backward(grad * up, gate))
-    torch.mul(silu(gate), grad, out=of_up)
+    torch.mul(passed, grad, out=of_up)
     return both
