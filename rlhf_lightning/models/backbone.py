@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -91,7 +92,7 @@ def as_backbone(model: PreTrainedModel, tokenizer: transformers.PreTrainedTokeni
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     _check_vocabulary(model, tokenizer)
     _check_cache(model)
-    context = int(positions or tokenizer.model_max_length)
+    context = min(int(positions or tokenizer.model_max_length), _same_frequencies(model))
     return Backbone(model, tokenizer, end_ids, _pad_id(tokenizer, end_ids), context)
 
 
@@ -175,6 +176,18 @@ def _forbid_packed_weights(model: nn.Module) -> None:
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
+
+
+def _same_frequencies(model: PreTrainedModel) -> int:
+    """Positions within which a row's rotary frequencies are its own.
+
+    Longrope takes the frequencies of all rows by the longest one beside them: scoring and update, which group
+    rows differently, would read different models.
+    """
+    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    if rope.get("rope_type") != "longrope":
+        return sys.maxsize
+    return int(rope["original_max_position_embeddings"])
 
 
 def _end_ids(model: PreTrainedModel, tokenizer: transformers.PreTrainedTokenizerBase) -> frozenset[int]:

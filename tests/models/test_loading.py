@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import pytest
 from transformers import modeling_utils
 
@@ -32,3 +35,22 @@ def test_transformers_is_left_as_it_was_where_loading_fails(tmp_path):
     with pytest.raises(UserError):
         load_backbone(ModelConfig(path=str(tmp_path)))
     assert modeling_utils.safe_open is opened
+
+
+def test_longrope_reads_no_further_than_a_row_has_frequencies_of_its_own(model_folders, tmp_path):
+    folder = tmp_path / "long"
+    shutil.copytree(model_folders["llama"], folder)
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    half = config["hidden_size"] // config["num_attention_heads"] // 2
+    config["rope_parameters"] = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "original_max_position_embeddings": 16,
+        "short_factor": [1.0] * half,
+        "long_factor": [4.0] * half,
+    }
+    file.write_text(json.dumps(config))
+    usual = load_backbone(ModelConfig(path=str(model_folders["llama"]), dtype="float32"))
+    assert usual.context_length > 16
+    assert load_backbone(ModelConfig(path=str(folder), dtype="float32")).context_length == 16
