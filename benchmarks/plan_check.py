@@ -126,6 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plan_check", description="Plan and peak.")
     parser.add_argument("--smollm2", default=str(cache_dir() / "smollm2-135m-instruct"), help="its folder")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads of each run")
+    parser.add_argument("--only", default="", help="the cases whose names hold this text")
     parser.add_argument("--run", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
@@ -137,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("| MiB planned / measured | loading | rollout | scoring | update | peak off by |")
         print("|---|---|---|---|---|---|")
         worst = 0.0
-        for case in cases(options.smollm2):
+        for case in (case for case in cases(options.smollm2) if options.only in str(case)):
             config = case.config(prompts, options.threads)
             line, off = row(case, make_plan(config), measure(config))
             worst = max(worst, off)

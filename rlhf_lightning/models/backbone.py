@@ -24,7 +24,7 @@ from transformers import (
     modeling_utils,
 )
 
-from rlhf_lightning.allocator import give_back_freed_memory
+from rlhf_lightning.allocator import bound_shape_caches, give_back_freed_memory
 from rlhf_lightning.assets import tiny_path
 from rlhf_lightning.config.schema import ModelConfig
 from rlhf_lightning.errors import UserError
@@ -83,6 +83,7 @@ def as_backbone(model: PreTrainedModel, tokenizer: transformers.PreTrainedTokeni
     Raises:
         UserError: the tokenizer is not the model's, no token ends an answer, or rows cannot leave the cache.
     """
+    bound_shape_caches()
     give_back_freed_memory()
     silence_dropout(model)
     _forbid_packed_weights(model)
