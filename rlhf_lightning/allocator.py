@@ -24,12 +24,12 @@ def give_back_freed_memory() -> None:
 
 
 def bound_shape_caches() -> None:
-    """Keep the matrix products of the last 64 shapes ready instead of 1,024, unless the environment says otherwise.
+    """Keep matrix products of the last 64 shapes ready, not of 1,024, unless the environment says otherwise.
 
     On a CPU oneDNN makes code for every shape, and oneDNN and torch each keep it: 0.3 MB a shape. Packed
-    micro-batches have a new number of tokens nearly every time, so that memory grew by hundreds of MB over the
-    first iterations; making the code again costs no time that can be measured (docs/performance.md). Both read
-    their bound at the first product of the process.
+    micro-batches have a new number of tokens nearly every time, so that memory grew by hundreds of MB over
+    the first iterations; making the code again costs no time that can be measured (docs/performance.md).
+    Both read their bound at the first product of the process.
     """
     os.environ.setdefault("LRU_CACHE_CAPACITY", "64")
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
