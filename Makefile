@@ -40,6 +40,7 @@ bench: setup smollm2 $(if $(PEER_PYTHON),,$(PEER_VENV)/installed)  ## speed and 
 	$(RUN) -m benchmarks.race --peer-python $(or $(PEER_PYTHON),$(PEER_VENV)/bin/python) --out $(RESULTS)/race.json
 	$(RUN) -m benchmarks.rollout --out $(RESULTS)/rollout.json
 	$(RUN) -m benchmarks.memory --out $(RESULTS)/memory.json
+	$(RUN) -m benchmarks.scaling --out $(RESULTS)/scaling.json
 	$(RUN) -m benchmarks.startup --out $(RESULTS)/startup.json
 
 bench-gpu: setup  ## a 7B shape with random weights on a GPU: memory, tokens per second
