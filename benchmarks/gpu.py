@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import platform
 import sys
 import tempfile
@@ -23,7 +22,7 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from benchmarks.adapters import write_reward_adapter
-from benchmarks.machine import ROOT, Clock, markdown, middle
+from benchmarks.machine import ROOT, Clock, markdown, middle, run_main, write_json
 from benchmarks.phases import PhasePeaks
 from benchmarks.rollout import Timed, our_sampler, peer_sampler, race
 from benchmarks.rollout import table as rollout_table
@@ -35,7 +34,6 @@ from rlhf_lightning.config.composing import Command
 from rlhf_lightning.config.preflight import plan
 from rlhf_lightning.config.schema import Config, ModelConfig
 from rlhf_lightning.data.prompts import load_prompts
-from rlhf_lightning.errors import UserError
 from rlhf_lightning.models.backbone import DTYPES, Backbone, as_backbone, quantization
 from rlhf_lightning.stages.ppo import PPO
 from rlhf_lightning.types import Prompts
@@ -187,14 +185,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows: list[Timed] = []
         found = iterate(config, backbone, place, lambda stage: rows.extend(rollouts(stage, shape, options)))
     print(report(found, rows, name=card(device)))
-    if options.out is not None:
-        found |= {"device": card(device), "rollout": [vars(row) for row in rows]}
-        options.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    write_json(options.out, found | {"device": card(device), "rollout": [vars(row) for row in rows]})
     return 0
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except UserError as error:
-        sys.exit(f"error: {error}")
+    run_main(main)

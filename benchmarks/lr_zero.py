@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.machine import run_main
 from benchmarks.training import train
 from rlhf_lightning.config.schema import Config
-from rlhf_lightning.errors import UserError
 
 RATIO_TOLERANCE = 1e-5  # the update cuts its batches otherwise than the rollout, so float32 rounds otherwise
 ITERATIONS = 10
@@ -99,7 +99,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except UserError as error:
-        sys.exit(f"error: {error}")
+    run_main(main)

@@ -10,9 +10,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
+
+from rlhf_lightning.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -61,6 +63,21 @@ def run_json(command: Sequence[str], *, env: Mapping[str, str] | None = None) ->
         pass
     said = "\n".join((done.stderr.strip().splitlines() or ["nothing"])[-12:])
     raise Failed(f"{' '.join(map(str, command))} ended with exit code {done.returncode}:\n{said}")
+
+
+def write_json(out: Path | None, figures: object) -> None:
+    """Write figures to the file that ``--out`` names, where it names one."""
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
+def run_main(main: Callable[[], int | None]) -> NoReturn:
+    """Run a benchmark as a program: its exit code, and one line for what it cannot do."""
+    try:
+        sys.exit(main())
+    except (UserError, Failed) as error:
+        sys.exit(f"error: {error}")
 
 
 class Clock:

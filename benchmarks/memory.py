@@ -21,14 +21,13 @@ from transformers import PreTrainedConfig
 from benchmarks.adapters import shape_at, write_reward_adapter
 from benchmarks.fit import Line, fit
 from benchmarks.floor import Shape
-from benchmarks.machine import Clock, Failed, markdown, run_json
+from benchmarks.machine import Clock, markdown, run_json, run_main, write_json
 from benchmarks.phases import PhasePeaks
 from benchmarks.race.ours import composed
 from benchmarks.race.task import write_prompts
 from benchmarks.training import train
 from rlhf_lightning.build import build_parts
 from rlhf_lightning.config.schema import Config
-from rlhf_lightning.errors import UserError
 from rlhf_lightning.run import quiet
 from rlhf_lightning.stages.ppo import PPO
 from scripts.random_llama import llama_config
@@ -176,13 +175,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         }
         print(role_table(roles) + "\n")
         found = {"roles": roles} | growth(place, words, micro, answers)
-    if options.out is not None:
-        options.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    write_json(options.out, found)
     return 0
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (UserError, Failed) as error:
-        sys.exit(f"error: {error}")
+    run_main(main)

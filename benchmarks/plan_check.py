@@ -129,6 +129,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="the cases whose names hold this text")
     parser.add_argument("--run", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    chosen = [case for case in cases(options.smollm2) if options.only in str(case)]
+    if not chosen:
+        parser.error(f"--only must be part of a case's name, got {options.only!r}")
     with tempfile.TemporaryDirectory() as folder:
         if options.run:
             run(Config.model_validate(json.loads(options.run)), Path(folder))
@@ -138,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("| MiB planned / measured | loading | rollout | scoring | update | peak off by |")
         print("|---|---|---|---|---|---|")
         worst = 0.0
-        for case in (case for case in cases(options.smollm2) if options.only in str(case)):
+        for case in chosen:
             config = case.config(prompts, options.threads)
             line, off = row(case, make_plan(config), measure(config))
             worst = max(worst, off)

@@ -10,8 +10,6 @@ figure is the median, a ratio is taken within a repeat before its median.
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -22,12 +20,11 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from benchmarks.machine import Clock, markdown, middle
+from benchmarks.machine import Clock, markdown, middle, run_main, write_json
 from benchmarks.race.subjects import questions
 from rlhf_lightning.config.schema import GenerationConfig as Sampling
 from rlhf_lightning.config.schema import LoRAConfig, ModelConfig
 from rlhf_lightning.data.padding import left_pad
-from rlhf_lightning.errors import UserError
 from rlhf_lightning.models.actor_critic import ActorCritic
 from rlhf_lightning.models.backbone import load_backbone, quantization
 from rlhf_lightning.models.cast import sft_cast
@@ -206,13 +203,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             clock.tick(f"{theirs} against ours {name}, batch {batch}: {rows[-1].ratio:.2f} times as fast")
         del ours, peer, roles, model
     print(table(rows))
-    if options.out is not None:
-        options.out.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n", encoding="utf-8")
+    write_json(options.out, [asdict(row) for row in rows])
     return 0
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except UserError as error:
-        sys.exit(f"error: {error}")
+    run_main(main)

@@ -7,7 +7,6 @@ up. Against answers, answer length, epochs, vocabulary and layers, everything el
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.adapters import write_reward_adapter
 from benchmarks.fit import fit
-from benchmarks.machine import Clock, Failed, markdown, middle, run_json
+from benchmarks.machine import Clock, markdown, middle, run_json, run_main, write_json
 from benchmarks.race.ours import PHASES
 from benchmarks.race.task import write_prompts
 from scripts.random_llama import llama_config, write
@@ -71,13 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             law = f"{line.intercept:.3f} + {1000 * line.slope:.4g} ms x"
             cells.append([f"{name}: {', '.join(map(str, x))}", phase, shown, law, f"{line.r2:.3f}"])
     print(markdown(["x", "phase", "seconds", "line", "R²"], cells))
-    if options.out is not None:
-        options.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    write_json(options.out, found)
     return 0
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except Failed as error:
-        sys.exit(f"error: {error}")
+    run_main(main)

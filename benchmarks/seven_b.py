@@ -10,7 +10,6 @@ tokens, 8 new tokens each, one epoch. Exit code 1 where the peak is above ``--li
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -20,13 +19,12 @@ from pathlib import Path
 import torch
 
 from benchmarks.adapters import shape_at, write_reward_adapter
-from benchmarks.machine import ROOT, markdown
+from benchmarks.machine import ROOT, markdown, run_main, write_json
 from benchmarks.phases import PhasePeaks
 from benchmarks.training import train
 from rlhf_lightning.config.composing import Command
 from rlhf_lightning.config.preflight import plan
 from rlhf_lightning.config.schema import Config
-from rlhf_lightning.errors import UserError
 from rlhf_lightning.stages.ppo import PPO
 
 LIMIT_GB = 8.0
@@ -86,8 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     found = measure(options.folder.expanduser().absolute(), options.set)
     print(table(found))
-    if options.out is not None:
-        options.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    write_json(options.out, found)
     return 0 if found["peak_gb"] <= options.limit else 1  # type: ignore[operator]
 
 
@@ -99,7 +96,4 @@ def table(found: dict) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except UserError as error:
-        sys.exit(f"error: {error}")
+    run_main(main)

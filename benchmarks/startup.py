@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from subprocess import DEVNULL, run
 
-from benchmarks.machine import ROOT, Clock, Failed, markdown, middle, run_json
+from benchmarks.machine import ROOT, Clock, Failed, markdown, middle, run_json, run_main, write_json
 
 FIRST_TOKEN = "--first-token"
 
@@ -110,15 +110,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             times.append(measure())
         clock.tick(", ".join(f"{times[-1]:.2f} s" for times in found))
     print(table(found))
-    if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        named = {name: times for (name, _, _), times in zip(MEASURED, found, strict=True)}
-        options.out.write_text(json.dumps(named, indent=2) + "\n", encoding="utf-8")
+    write_json(options.out, {name: times for (name, _, _), times in zip(MEASURED, found, strict=True)})
     return 0
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except Failed as error:
-        sys.exit(f"error: {error}")
+    run_main(main)

@@ -33,7 +33,7 @@ print((libc.mallinfo2().uordblks - before) >> 20)
 """
 
 
-@pytest.mark.skipif(allocator._libc() is None, reason="counts glibc's heap")
+@pytest.mark.skipif(not hasattr(allocator._libc(), "mallinfo2"), reason="counts the heap of glibc 2.33")
 def test_products_of_ever_new_shapes_hold_no_more_memory():
     done = subprocess.run([sys.executable, "-c", GROWTH], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 16, "MB: the caches of 1,024 shapes grow by far more"

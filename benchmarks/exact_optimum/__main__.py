@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ import yaml
 
 from benchmarks.exact_optimum.estimators import ESTIMATORS, comparison, settings_of
 from benchmarks.exact_optimum.measure import Result, measure
-from rlhf_lightning.errors import UserError
+from benchmarks.machine import run_main, write_json
 
 LEAST_SHARE = 0.95
 BETAS = (0.1, 0.3, 1.0)
@@ -39,10 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results.append(measure(beta, seed, advantage=name, overrides=overrides, tell=clock.iteration))
         clock.run_done(results[-1])
     print(table(results) if options.advantage == ("gae",) else comparison(results))
-    if options.out is not None:
-        options.out.write_text(
-            json.dumps(as_json(results, dict(options.set)), indent=2) + "\n", encoding="utf-8"
-        )
+    write_json(options.out, as_json(results, dict(options.set)))
     return 0 if all(r.figures.share >= LEAST_SHARE for r in results if r.advantage == "gae") else 1
 
 
@@ -172,7 +168,4 @@ def as_json(results: Sequence[Result], overrides: dict[str, Any]) -> dict[str, A
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except UserError as error:
-        sys.exit(f"error: {error}")
+    run_main(main)

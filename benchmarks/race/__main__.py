@@ -10,7 +10,6 @@ memory is the kernel's high-water mark of the whole process, loading included, o
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -23,12 +22,11 @@ import torch
 
 from benchmarks.adapters import shape_at, write_reward_adapter
 from benchmarks.floor import Shape, Work, floor
-from benchmarks.machine import Clock, Failed, bandwidth, gemm_rate, run_json
+from benchmarks.machine import Clock, bandwidth, gemm_rate, run_json, run_main, write_json
 from benchmarks.race.ours import PHASES, composed
 from benchmarks.race.table import Run, floor_table, race_table
 from benchmarks.race.task import write_prompts
 from rlhf_lightning.config.schema import Config
-from rlhf_lightning.errors import UserError
 
 QUANTIZATION = {"bf16": "none", "4bit": "nf4"}
 BYTES_A_WEIGHT = {
@@ -155,15 +153,9 @@ def report(options: argparse.Namespace, config: Config, runs: Sequence[Run], mac
         f"GB/s, {machine['threads']} threads\n"
     )
     print(floor_table(own, floors, PHASES))
-    if options.out is not None:
-        rows = [vars(run) for run in runs]
-        flat = [{"system": s, "dtype": d, "floor": f} for (s, d), f in floors.items()]
-        found = {"machine": machine, "runs": rows, "floors": flat}
-        options.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    flat = [{"system": s, "dtype": d, "floor": f} for (s, d), f in floors.items()]
+    write_json(options.out, {"machine": machine, "runs": [vars(run) for run in runs], "floors": flat})
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except (UserError, Failed) as error:
-        sys.exit(f"error: {error}")
+    run_main(main)

@@ -101,13 +101,12 @@ class Shape:
 
     def beside(self, linear: Linear) -> int:
         """Outputs of all layers that read this one's input: queries, keys and values, or gate and up."""
-        names = {"self_attn": ("q_proj", "k_proj", "v_proj"), "mlp": ("gate_proj", "up_proj")}
-        if not self.gated:
-            return linear.outputs
-        place, own = linear.name.split(".")[-2:]
-        if own not in names[place]:
-            return linear.outputs
-        return self.queries + 2 * self.keys if place == "self_attn" else 2 * self.sizes.intermediate
+        name = linear.name.rpartition(".")[2]
+        if self.gated and name in ("q_proj", "k_proj", "v_proj"):
+            return self.queries + 2 * self.keys
+        if self.gated and name in ("gate_proj", "up_proj"):
+            return 2 * self.sizes.intermediate
+        return linear.outputs
 
     @property
     def embeddings(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 
 import pytest
@@ -35,6 +36,13 @@ def test_transformers_is_left_as_it_was_where_loading_fails(tmp_path):
     with pytest.raises(UserError):
         load_backbone(ModelConfig(path=str(tmp_path)))
     assert modeling_utils.safe_open is opened
+
+
+def test_loading_bounds_what_products_keep(model_folders, monkeypatch):
+    for name in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
+        monkeypatch.delenv(name, raising=False)
+    load_backbone(ModelConfig(path=str(model_folders["llama"]), dtype="float32"))
+    assert os.environ["LRU_CACHE_CAPACITY"] == os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "64"
 
 
 def test_longrope_reads_no_further_than_a_row_has_frequencies_of_its_own(model_folders, tmp_path):
