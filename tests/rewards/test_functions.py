@@ -263,6 +263,11 @@ def test_ctrl_c_is_not_taken_for_the_functions_fault(
 ) -> None:
     reward = build("myrewards:hangs", timeout_s=20.0)
     timer = threading.Timer(0.3, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        reward(PROMPTS, RESPONSES)
+    # A suite that a shell started in the background ignores the signal.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            reward(PROMPTS, RESPONSES)
+    finally:
+        signal.signal(signal.SIGINT, before)
