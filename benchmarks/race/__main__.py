@@ -120,8 +120,6 @@ def line_up(options: argparse.Namespace, words: list[str]) -> list[Side]:
         sides.append(Side(PEER, dtype, [*peer, "--value", options.peer_value, *flags]))
         for critic in critics:
             own = [f"model.quantization={QUANTIZATION[dtype]}", f"model.critic={critic}"]
-            if dtype == "4bit":
-                own.append("model.rollout_weights=dequantized")
             command = [sys.executable, "-m", "benchmarks.race.ours", *words, *own]
             sides.append(Side(f"ours, critic={critic}", dtype, command))
     return sides

@@ -63,7 +63,21 @@ def a_copy_of_quantised_weights(c: Config) -> Iterator[Fault]:
         yield Fault(
             ("model.rollout_weights", "model.quantization"),
             "model.rollout_weights=dequantized copies 4-bit weights, and with model.quantization=none there "
-            "are none: leave it at nf4",
+            "are none: leave it at nf4, or take packed on a CPU",
+        )
+
+
+def packed_weights(c: Config) -> Iterator[Fault]:
+    if c.model.rollout_weights == "packed" and c.model.dtype != "bfloat16":
+        yield Fault(
+            ("model.rollout_weights", "model.dtype"),
+            f"model.rollout_weights=packed is for products in bfloat16, not model.dtype={c.model.dtype}",
+        )
+    if c.model.rollout_weights == "packed" and c.trainer.accelerator in ("gpu", "mps"):
+        yield Fault(
+            ("model.rollout_weights", "trainer.accelerator"),
+            "model.rollout_weights=packed is a CPU's layout, and trainer.accelerator="
+            f"{c.trainer.accelerator} is none: take dequantized",
         )
 
 
@@ -299,6 +313,7 @@ def sweep_objective(c: Config) -> Iterator[Fault]:
 RULES: tuple[Callable[[Config], Iterator[Fault]], ...] = (
     sizes_divide,
     a_copy_of_quantised_weights,
+    packed_weights,
     doctor_needs_ppo,
     plan_of_one_stage,
     evaluation_has_a_run,

@@ -67,9 +67,10 @@ class ModelConfig(Section):
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         "bfloat16", description="dtype of the arithmetic"
     )
-    rollout_weights: Literal["nf4", "dequantized"] = Field(
+    rollout_weights: Literal["nf4", "dequantized", "packed"] = Field(
         "nf4",
-        description="dequantized: while sampling and scoring, hold the 4-bit weights in dtype too; faster",
+        description="while sampling and scoring, dequantized: hold 4-bit weights in dtype too; packed: hold "
+        "any weights in the layout of a CPU's bfloat16 products too; both faster. nf4: as stored",
     )
     attention: Literal["sdpa", "eager", "flash_attention_2"] = Field(
         "sdpa",

@@ -11,10 +11,12 @@ from typing import Any, Self
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from rlhf_lightning.config.schema import ModelConfig
 from rlhf_lightning.errors import UserError
 from rlhf_lightning.functional.logprobs import chunked_token_logprobs, position_ids
+from rlhf_lightning.kernels.packed import Packed, packs
 from rlhf_lightning.kernels.packing import pack
 from rlhf_lightning.models.adapters import HEAD_FILES, add_adapters, add_score_head, name_base
 from rlhf_lightning.models.backbone import Backbone
@@ -23,7 +25,7 @@ from rlhf_lightning.models.decoder import Decoder, supports
 from rlhf_lightning.models.forest import Forest, Place, Segment, plant, predictors
 from rlhf_lightning.models.heads import ScalarHead
 from rlhf_lightning.models.identity import Identity, identify
-from rlhf_lightning.models.output import head_logits, logit_scale, soft_cap
+from rlhf_lightning.models.output import capped, logit_scale, soft_cap
 from rlhf_lightning.models.roles import Role, Roles
 from rlhf_lightning.models.speaking import DecoderSpeaker, ModuleSpeaker, Speaker
 from rlhf_lightning.models.weights import RoleWeight, weigh
@@ -64,14 +66,25 @@ class ActorCritic(nn.Module):
         self.decoder: Decoder | None = None  # without one, through the backbone's own modules
         if config.attention == "sdpa" and supports(self.trunk):
             self.decoder = Decoder(self.trunk, lean=config.gradient_checkpointing)
-        self._dequantize = config.rollout_weights == "dequantized"
-        if self._dequantize and self.decoder is None:
-            raise UserError(
-                f"model.rollout_weights=dequantized needs a decoder of the Llama family with attention=sdpa; "
-                f"this is {type(self.trunk).__name__} with model.attention={config.attention}: take nf4"
-            )
+        self._rollout_weights = config.rollout_weights
+        self._packed_head: Packed | None = None
+        self._check_rollout_weights(config)
         if config.gradient_checkpointing:
             backbone.model.gradient_checkpointing_enable({"use_reentrant": False})
+
+    def _check_rollout_weights(self, config: ModelConfig) -> None:
+        """Raise UserError where ``model.rollout_weights`` asks for what this model or machine has not."""
+        if config.rollout_weights != "nf4" and self.decoder is None:
+            raise UserError(
+                f"model.rollout_weights={config.rollout_weights} needs a decoder of the Llama family with "
+                f"attention=sdpa; this is {type(self.trunk).__name__} with "
+                f"model.attention={config.attention}: take nf4"
+            )
+        if config.rollout_weights == "packed" and not packs(self.device, self.backbone.model.dtype):
+            raise UserError(
+                "model.rollout_weights=packed needs model.dtype=bfloat16 and a CPU that multiplies it; this "
+                f"is {self.device.type} with {config.dtype}: take nf4 or dequantized"
+            )
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Moves and casts; what the decoder holds of the weights moves with them."""
@@ -266,13 +279,16 @@ class ActorCritic(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits divided by the temperature, float32, (N, H) -> (N, V)."""
-        return head_logits(hidden, *self.head()) / (self.temperature / self._scale)
+        weight, bias, softcap = self.head()
+        hidden = hidden.to(weight.dtype)
+        logits = linear(hidden, weight, bias) if self._packed_head is None else self._packed_head(hidden)
+        return capped(logits, softcap).div_(self.temperature / self._scale)
 
     @contextmanager
     def rolling_out(self) -> Iterator[None]:
-        """Inside, with ``model.rollout_weights=dequantized``, 4-bit weights are held in the dtype of the
-        arithmetic too: the same numbers without unpacking them for every token."""
-        if self.decoder is None or not self._dequantize:
+        """Inside, unless ``model.rollout_weights`` is nf4, 4-bit weights are held in the dtype of the
+        arithmetic too: the same numbers without unpacking them for every pass."""
+        if self.decoder is None or self._rollout_weights == "nf4":
             yield
             return
         try:
@@ -280,6 +296,22 @@ class ActorCritic(nn.Module):
             yield
         finally:
             self.decoder.keep_dequantised(False)
+
+    @contextmanager
+    def sampling(self, role: Role) -> Iterator[None]:
+        """Inside, with ``model.rollout_weights=packed``, head and layers under the role's adapter are held in
+        the layout of a CPU's products too: the same numbers but for rounding. The adapter must not change."""
+        if self.decoder is None or self._rollout_weights != "packed":
+            yield
+            return
+        weight, bias, _ = self.head()
+        try:
+            self.decoder.pack(self.roles.adapter(role))
+            self._packed_head = Packed(weight, bias)
+            yield
+        finally:
+            self.decoder.unpack()
+            self._packed_head = None
 
     def speaker(self, texts: Sequence[Sequence[int]], role: Role, *, room: int) -> Speaker:
         """A role that goes on from these texts.

@@ -6,6 +6,8 @@ same numbers (``ActorCritic``).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,10 +17,12 @@ from transformers import LlamaModel, MistralModel, Qwen2Model
 
 from rlhf_lightning.kernels.blocks import AttentionHalf, MLPHalf, Tokens
 from rlhf_lightning.kernels.linears import Linears, Term
+from rlhf_lightning.kernels.packed import Packed
 from rlhf_lightning.kernels.packing import Packing
 from rlhf_lightning.models.frozen import Frozen, readable
 
 # The classes themselves: one of the same name that comes with a model may compute something else.
+Product = Callable[[Tensor], Tensor]
 FAMILIES = (LlamaModel, MistralModel, Qwen2Model)
 
 
@@ -53,6 +57,7 @@ class Decoder:
         self._address = self._where()
         self._weights = [_Layer(layer, self.dtype) for layer in self.trunk.layers]
         self._halves: dict[str | None, list[tuple[AttentionHalf, MLPHalf]]] = {}
+        self._packed: dict[str | None, list[tuple[Packed, ...]]] = {}
 
     @property
     def limit(self) -> int | None:
@@ -75,6 +80,27 @@ class Decoder:
         for layer in self._weights:
             for frozen in layer.frozen:
                 frozen.keep(kept)
+
+    def pack(self, adapter: str | None) -> None:
+        """Hold the maps that ``products`` gives under one adapter in a CPU's layout, until ``unpack``."""
+        self._packed[adapter] = [
+            tuple(Packed(maps.weight(), maps.bias, maps.low(self.dtype)) for maps in linears)
+            for linears in self._linears(adapter)
+        ]
+
+    def unpack(self) -> None:
+        self._packed.clear()
+
+    def products(self, adapter: str | None) -> Sequence[Sequence[Product]]:
+        """The four products of each layer (``_groups``), without a gradient, adapters as they are now."""
+        return self._packed.get(adapter) or [
+            tuple(partial(maps.forward, low=maps.low(self.dtype)) for maps in linears)
+            for linears in self._linears(adapter)
+        ]
+
+    def _linears(self, adapter: str | None) -> Iterator[tuple[Linears, ...]]:
+        for attention, mlp in self.layers(adapter):
+            yield attention.qkv, attention.out, mlp.gate_up, mlp.down
 
     def layers(self, adapter: str | None) -> list[tuple[AttentionHalf, MLPHalf]]:
         """Both halves of each layer under one adapter, or bare."""

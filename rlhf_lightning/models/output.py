@@ -24,7 +24,12 @@ def soft_cap(backbone: Backbone) -> float | None:
 
 def head_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, softcap: float | None) -> Tensor:
     """Logits of hidden states, (N, H) -> (N, V) float32, before any factor and temperature."""
-    logits = linear(hidden.to(weight.dtype), weight, bias).float()
+    return capped(linear(hidden.to(weight.dtype), weight, bias), softcap)
+
+
+def capped(logits: Tensor, softcap: float | None) -> Tensor:
+    """c tanh(z / c) where there is a cap, in float32."""
+    logits = logits.float()
     return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
 

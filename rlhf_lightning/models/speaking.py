@@ -17,11 +17,11 @@ from transformers import DynamicCache
 
 from rlhf_lightning.data.padding import left_pad
 from rlhf_lightning.functional.logprobs import position_ids
-from rlhf_lightning.kernels.linears import Linears, Low
+from rlhf_lightning.kernels.blocks import AttentionHalf, MLPHalf
 from rlhf_lightning.kernels.packing import pack
 from rlhf_lightning.kernels.pointwise import gated, rms_norm, rotate
 from rlhf_lightning.models.backbone import Backbone, cache_keyword
-from rlhf_lightning.models.decoder import Decoder
+from rlhf_lightning.models.decoder import Decoder, Product
 
 
 class Speaker(Protocol):
@@ -105,7 +105,8 @@ class DecoderSpeaker:
         unseen = (steps >= lengths.unsqueeze(1)) & (steps < width)
         mask = torch.zeros(len(lengths), 1, 1, width + room, dtype=decoder.dtype, device=device)
         self.mask = mask.masked_fill_(unseen[:, None, None], float("-inf"))
-        self.layers = [_Step(attention, mlp, decoder.dtype) for attention, mlp in decoder.layers(adapter)]
+        halves = zip(decoder.layers(adapter), decoder.products(adapter), strict=True)
+        self.layers = [_Step(attention, mlp, products) for (attention, mlp), products in halves]
 
     def start(self) -> Tensor:
         tokens = self.decoder.tokens(self.packing)
@@ -134,16 +135,14 @@ class DecoderSpeaker:
 
 
 class _Step:
-    """One layer while sampling: its cache, and its low-rank terms made ready once."""
+    """One layer while sampling: its cache, and its products, low-rank terms made ready once."""
 
     keys: Tensor  # (B, K, width + room, d)
     values: Tensor
 
-    def __init__(self, attention: Any, mlp: Any, dtype: torch.dtype) -> None:
+    def __init__(self, attention: AttentionHalf, mlp: MLPHalf, products: Sequence[Product]) -> None:
         self.attention, self.mlp = attention, mlp
-        self.maps: list[tuple[Linears, Low | None]] = [
-            (maps, maps.low(dtype)) for maps in (attention.qkv, attention.out, mlp.gate_up, mlp.down)
-        ]
+        self.qkv, self.out, self.gate_up, self.down = products
 
     def remember(self, keys: Tensor, values: Tensor, *, room: int) -> None:
         """Begin the cache with the prompts' keys and values, (B, K, width, d)."""
@@ -153,9 +152,8 @@ class _Step:
         self.values[:, :, : keys.shape[2]] = values
 
     def step(self, x: Tensor, cos: Tensor, sin: Tensor, column: int, seen: Tensor) -> Tensor:
-        (qkv, low_qkv), (out, low_out), (gate_up, low_both), (down, low_down) = self.maps
         half = self.attention
-        y = qkv.forward(rms_norm(x, half.norm, half.eps), low_qkv).view(len(x), -1, half.head_size)
+        y = self.qkv(rms_norm(x, half.norm, half.eps)).view(len(x), -1, half.head_size)
         turning = half.heads + half.key_heads
         turned = rotate(y[:, :turning], cos, sin)
         self.keys[:, :, column] = turned[:, half.heads :]
@@ -163,6 +161,6 @@ class _Step:
         queries = turned[:, : half.heads].view(len(x), half.key_heads, -1, half.head_size)
         keys, values = self.keys[:, :, : column + 1], self.values[:, :, : column + 1]
         read = scaled_dot_product_attention(queries, keys, values, attn_mask=seen)
-        x = out.forward(read.flatten(1), low_out).add_(x)
-        both = gate_up.forward(rms_norm(x, self.mlp.norm, self.mlp.eps), low_both)
-        return down.forward(gated(both), low_down).add_(x)
+        x = self.out(read.flatten(1)).add_(x)
+        both = self.gate_up(rms_norm(x, self.mlp.norm, self.mlp.eps))
+        return self.down(gated(both)).add_(x)

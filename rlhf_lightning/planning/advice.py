@@ -59,7 +59,7 @@ def _switches(c: Config) -> Iterator[Switch]:
         yield Switch(f"{section}.micro_batch_size", micro // 2)
     if c.stage.name == "ppo" and c.generation.batch_size > 1:
         yield Switch("generation.batch_size", c.generation.batch_size // 2)
-    if c.stage.name == "ppo" and c.model.rollout_weights == "dequantized":
+    if c.stage.name == "ppo" and c.model.rollout_weights != "nf4":
         yield Switch("model.rollout_weights", "nf4")
     if c.model.lora.r > 1:
         yield Switch("model.lora.r", c.model.lora.r // 2)

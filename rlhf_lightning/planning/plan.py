@@ -83,7 +83,9 @@ def make_plan(config: Config) -> Plan:
     phases = []
     if config.stage.name == "ppo":
         rolling, copy = _weights_of_rollout(config, engine)
-        phases.append(Phase("rollout", (*always, *copy, *_rollout(config, rolling))))
+        phases.append(
+            Phase("rollout", (*always, *copy, *_packed(config, engine), *_rollout(config, rolling)))
+        )
         phases.append(Phase("scoring", (*always, *copy, *_scoring(rolling, batch))))
     layers = shape.sizes.layers - min(role.first_layer for role in roles if role.trains)
     bonus = config.stage.name == "ppo" and config.ppo.entropy_coef != 0
@@ -121,10 +123,18 @@ def _batch(config: Config) -> _Batch:
 
 def _weights_of_rollout(config: Config, engine: Engine) -> tuple[Engine, tuple[Part, ...]]:
     """The engine of rollout and scoring, and the copy of the 4-bit weights that it may hold."""
-    if config.model.rollout_weights == "nf4":
+    if config.model.rollout_weights == "nf4" or not engine.quantised:
         return engine, ()
     copy = Part("de-quantised weights of the rollout", engine.shape.stored_linears("none", engine.item))
     return replace(engine, quantised=False), (copy,)
+
+
+def _packed(config: Config, engine: Engine) -> tuple[Part, ...]:
+    """The copy of layers and head in a CPU's layout that sampling may hold."""
+    if config.model.rollout_weights != "packed":
+        return ()
+    sizes, linears = engine.shape.sizes, engine.shape.stored_linears("none", engine.item)
+    return (Part("packed weights while sampling", linears + sizes.vocab * sizes.hidden * engine.item),)
 
 
 def _rollout(config: Config, engine: Engine) -> tuple[Part, ...]:

@@ -49,16 +49,18 @@ def generate(
     tokens: list[list[int]] = [[] for _ in order]
     ended: list[Ended] = ["length" for _ in order]
     done = 0
-    for start in range(0, len(order), config.batch_size):
-        chosen = order[start : start + config.batch_size]
-        rows = [prompts.rows[i] for i in chosen]
-        u = uniforms(rows, config.max_new_tokens, seed=seed, iteration=iteration)
-        batch = _Batch(actor_critic, [prompts.ids[i] for i in chosen], role, config, None if greedy else u)
-        for row, answer, reason in batch.run():
-            tokens[chosen[row]], ended[chosen[row]] = answer, reason
-            done += 1
-            if progress is not None:
-                progress(done, len(order))
+    with actor_critic.sampling(role):
+        for start in range(0, len(order), config.batch_size):
+            chosen = order[start : start + config.batch_size]
+            rows = [prompts.rows[i] for i in chosen]
+            u = uniforms(rows, config.max_new_tokens, seed=seed, iteration=iteration)
+            ids = [prompts.ids[i] for i in chosen]
+            batch = _Batch(actor_critic, ids, role, config, None if greedy else u)
+            for row, answer, reason in batch.run():
+                tokens[chosen[row]], ended[chosen[row]] = answer, reason
+                done += 1
+                if progress is not None:
+                    progress(done, len(order))
     pad = actor_critic.backbone.pad_id
     prompt_ids, prompt_mask = left_pad(prompts.ids, pad)
     response_ids, response_mask = right_pad(tokens, pad)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rlhf_lightning.randomness import counted_seed
 
@@ -47,7 +48,8 @@ def draw(logits: Tensor, u: Tensor, *, temperature: float = 1.0) -> Tensor:
     """Invert the cumulative distribution of ``softmax(logits / temperature)`` at ``u``.
 
     Two levels: the block of tokens that ``u`` falls into, by sums over blocks, then the token in that block.
-    All sums run in float64: over 50,000 tokens a float32 sum drifts by more than a rare token's probability.
+    Sums run on in float64: over 50,000 tokens a float32 sum drifts by more than a rare token's probability.
+    Within a block float32 is as exact as the probabilities themselves.
     A row's token does not depend on the rows beside it.
 
     Args:
@@ -59,13 +61,14 @@ def draw(logits: Tensor, u: Tensor, *, temperature: float = 1.0) -> Tensor:
     """
     rows, vocabulary = logits.shape
     blocks = -(-vocabulary // _BLOCK)
-    wide = torch.promote_types(logits.dtype, torch.float32)
-    padded = logits.new_full((rows, blocks * _BLOCK), float("-inf"), dtype=wide)
-    padded[:, :vocabulary] = logits
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if temperature != 1.0:
-        padded.div_(temperature)
-    weights = torch.softmax(padded, dim=1, out=padded).view(rows, blocks, _BLOCK)
-    cumulative = weights.sum(dim=2, dtype=torch.float64).cumsum(dim=1)
+        wide = wide / temperature
+    weights = torch.softmax(wide, dim=1)
+    if blocks * _BLOCK != vocabulary:
+        weights = pad(weights, (0, blocks * _BLOCK - vocabulary))
+    weights = weights.view(rows, blocks, _BLOCK)
+    cumulative = weights.sum(dim=2).cumsum(dim=1, dtype=torch.float64)
     target = u.to(cumulative).unsqueeze(1) * cumulative[:, -1:]
     block = _place(cumulative, target)
     before = torch.where(block > 0, cumulative.gather(1, (block - 1).clamp(min=0)), 0.0)

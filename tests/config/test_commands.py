@@ -103,6 +103,14 @@ VALUES = [
         "ppo.minibatch_size=48 must divide the answers of one iteration exactly",
     ),
     (["ppo.micro_batch_size=5"], "ppo.micro_batch_size=5 must divide ppo.minibatch_size=32 exactly"),
+    (
+        ["model.rollout_weights=packed", "model.dtype=float32"],
+        "model.rollout_weights=packed is for products in bfloat16, not model.dtype=float32",
+    ),
+    (
+        ["model.rollout_weights=packed", "model.dtype=bfloat16", "trainer.accelerator=gpu"],
+        "model.rollout_weights=packed is a CPU's layout, and trainer.accelerator=gpu is none",
+    ),
     (["model.lora.dropout=0.1"], "model.lora.dropout must be 0 for stage=ppo, not 0.1"),
     (["generation.top_k=50"], "generation.top_k must be 0, not 50"),
     (["generation.top_p=0.9"], "generation.top_p must be 1, not 0.9"),

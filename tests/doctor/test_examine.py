@@ -40,6 +40,10 @@ SETTINGS = {
     "llama nf4, copied while it samples": {
         "reward": "length", "model": {"quantization": "nf4", "rollout_weights": "dequantized"},
     },
+    "llama bfloat16, packed while it samples": {
+        "reward": "length", "model": {"dtype": "bfloat16", "rollout_weights": "packed"},
+        "generation": {"max_new_tokens": 3},
+    },
     "llama by its own modules": {"reward": "length", "model": {"attention": "eager"}},
     "llama, one token, no value loss, odd batches": {
         "reward": "length", "generation": {"max_new_tokens": 1, "batch_size": 3},

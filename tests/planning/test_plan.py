@@ -129,6 +129,11 @@ def test_a_dequantised_copy_is_there_until_the_update() -> None:
     assert total(copied, "update") == total(plain, "update")
     # and nothing is de-quantised on the spot
     assert part(copied, "scoring", "one layer at work") < part(plain, "scoring", "one layer at work")
+    packed = planned("model.rollout_weights=packed", "trainer=cpu")
+    assert part(packed, "rollout", "packed weights while sampling") == 2 * (6_476_005_376 + 32_000 * 4096)
+    assert total(packed, "scoring") == total(
+        planned("model.rollout_weights=dequantized", "trainer=cpu"), "scoring"
+    )
     config = composed("model=llama7b", "model.rollout_weights=dequantized")
     assert "model.rollout_weights=nf4" in {one.setting for one in advise(config, copied)[0] if one.saved > 0}
 

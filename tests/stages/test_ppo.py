@@ -26,14 +26,16 @@ def test_at_learning_rate_zero_nothing_moves(make_run, family, quantization, cri
         assert row["policy/clip_fraction"] == 0.0
 
 
-@pytest.mark.parametrize("lean", [False, True])
-def test_first_ratio_is_one_where_weights_are_rounded_too(make_run, lean):
+@pytest.mark.parametrize(
+    ("rollout_weights", "lean"), [("dequantized", False), ("dequantized", True), ("packed", False)]
+)
+def test_first_ratio_is_one_where_weights_are_rounded_too(make_run, rollout_weights, lean):
     """bfloat16 over 4-bit weights, held as a copy while sampling and unpacked in the update: the ratio of the
     first epoch is 1 to a thousandth, as long as its batches are those that scored."""
     _, history = make_run(
         ppo={"minibatch_size": 8, "micro_batch_size": 8, "epochs": 1, "lr": 1e-3, "critic_lr": 1e-3},
         model={
-            "quantization": "nf4", "dtype": "bfloat16", "rollout_weights": "dequantized",
+            "quantization": "nf4", "dtype": "bfloat16", "rollout_weights": rollout_weights,
             "gradient_checkpointing": lean,
         },
     )  # fmt: skip
