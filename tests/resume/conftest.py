@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,14 +22,10 @@ class Runs:
         self.server, self.place = server, place
         self.straight: dict[str, Path] = {}
 
-    def __call__(self, *argv: str, kill: str | None = None) -> int:
+    def __call__(self, *argv: str, at: str | None = None, signals: Sequence[int] = (signal.SIGKILL,)) -> int:
         """The exit code; minus a signal's number where that ended it."""
-        request = {
-            "argv": list(argv),
-            "cwd": str(self.place),
-            "log": str(self.place / "log.txt"),
-            "kill": kill,
-        }
+        request = {"argv": argv, "cwd": str(self.place), "log": str(self.place / "log.txt")}
+        request |= {"point": at, "signals": list(signals)}
         assert self.server.stdin and self.server.stdout
         self.server.stdin.write(json.dumps(request) + "\n")
         self.server.stdin.flush()
@@ -52,7 +48,7 @@ class Runs:
         """Start, die, continue as often as there are kills, and once to the end."""
         first = [*words, f"hydra.run.dir={folder}"]
         for kill in kills:
-            code = self(*(first if not folder.exists() else [f"resume={folder}"]), kill=kill)
+            code = self(*(first if not folder.exists() else [f"resume={folder}"]), at=kill)
             assert code == -signal.SIGKILL, f"{kill} was never reached: {code}\n{self.log()}"
         assert self(f"resume={folder}") == 0, self.log()
 

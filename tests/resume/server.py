@@ -1,7 +1,8 @@
 """Runs train.py again and again, each time in a fork of a process that has imported everything.
 
-One request a line on stdin, as JSON: ``argv``, ``cwd``, ``log``, and ``kill``: where the run kills itself, as
-``module:dotted.name@n`` before the n-th call, ``...@n+`` after it; or null. One wait status a line back.
+One request a line on stdin, as JSON: ``argv``, ``cwd``, ``log``, and ``point``: where the run sends itself
+``signals``, as ``module:dotted.name@n`` before the n-th call, ``...@n+`` after it; or null. One wait status a
+line back.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import functools
 import importlib
 import json
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def arm(point: str) -> None:
-    """Make the n-th call of something this process's last."""
+def arm(point: str, signals: list[int]) -> None:
+    """Let the n-th call of something send signals to this process."""
     where, _, count = point.rpartition("@")
     after = count.endswith("+")
     module, _, path = where.partition(":")
@@ -31,17 +31,22 @@ def arm(point: str) -> None:
     def counted(*args: Any, **keywords: Any) -> Any:
         nonlocal calls
         calls += 1
-        last = calls == int(count.rstrip("+"))
-        if last and not after:
-            os.kill(os.getpid(), signal.SIGKILL)
+        now = calls == int(count.rstrip("+"))
+        if now and not after:
+            send(signals)
         result = original(*args, **keywords)
-        if last:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if now and after:
+            send(signals)
         return result
 
     # A method that needs no instance is found on its class as a plain function: it has to stay one.
     plain = isinstance(vars(owner).get(name), staticmethod)
     setattr(owner, name, staticmethod(counted) if plain else counted)
+
+
+def send(signals: list[int]) -> None:
+    for number in signals:
+        os.kill(os.getpid(), number)
 
 
 def run(request: dict[str, Any]) -> int:
@@ -52,8 +57,8 @@ def run(request: dict[str, Any]) -> int:
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(log, stream)
-    if request["kill"]:
-        arm(request["kill"])
+    if request["point"]:
+        arm(request["point"], request["signals"])
     return main(ROOT, request["argv"])
 
 

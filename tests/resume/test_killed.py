@@ -8,9 +8,8 @@ import signal
 
 import pytest
 
-from tests.resume.words import COMMON, SMALL
+from tests.resume.words import COMMON, PPO, STAGES
 
-PPO = [*COMMON, *SMALL]
 SAVING = "rlhf_lightning.callbacks.checkpoint"
 POINTS = [
     # rollout: the first token of all; in the second iteration; after a checkpoint
@@ -45,11 +44,6 @@ POINTS = [
     "rlhf_lightning.callbacks.before_after:write_json@1",
     "rlhf_lightning.callbacks.summary:write_json@1",
 ]
-STAGES = {
-    "sft": ["stage=sft", "sft.epochs=1", "sft.max_steps=12", "sft.log_every=3", "sft.batch_size=8"],
-    "reward": ["stage=reward", "reward_model.max_steps=12", "reward_model.log_every=3"],
-    "dpo": ["stage=dpo", "dpo.max_steps=12", "dpo.log_every=3"],
-}
 
 
 @pytest.mark.resume
@@ -87,7 +81,7 @@ def test_at_random(runs, same, tmp_path):
     while killed < int(os.environ["KILLS"]):
         name = draw.choice(POINTS).partition("@")[0]
         folder = tmp_path / str(killed)
-        code = runs(*PPO, f"hydra.run.dir={folder}", kill=f"{name}@{draw.randrange(1, 30)}")
+        code = runs(*PPO, f"hydra.run.dir={folder}", at=f"{name}@{draw.randrange(1, 30)}")
         if code == -signal.SIGKILL:
             killed += 1
             assert runs(f"resume={folder}") == 0, runs.log()
