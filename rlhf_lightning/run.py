@@ -12,7 +12,6 @@ from rlhf_lightning import loading
 from rlhf_lightning.build import Parts, build_parts, build_trainer
 from rlhf_lightning.callbacks import write_failure
 from rlhf_lightning.callbacks.files import full
-from rlhf_lightning.callbacks.interrupt import signals_restored
 from rlhf_lightning.callbacks.saved import last_checkpoint
 from rlhf_lightning.config.schema import Config
 from rlhf_lightning.console import make_console, print_end, print_plan
@@ -85,8 +84,7 @@ def fit(parts: Parts, config: Config, output_dir: Path) -> None:
         )
         path = checkpoint.path if checkpoint else None
         try:
-            with signals_restored():
-                trainer.fit(parts.module, datamodule=parts.data, ckpt_path=path, weights_only=True)
+            trainer.fit(parts.module, datamodule=parts.data, ckpt_path=path, weights_only=True)
         except Stopping as error:
             raise Interrupted(error.number) from error
         except SystemExit as error:  # Lightning turns a second Ctrl-C into an exit of the whole process

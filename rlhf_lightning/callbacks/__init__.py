@@ -40,7 +40,7 @@ def build_callbacks(config: Config, run_dir: Path, *, resume_from: int = 0) -> l
     BeforeAfter precedes Throughput, whose clock it must not run into; Throughput completes the metrics that
     all the others read; EvaluationCallback adds to them, outside that clock; it, Samples and HeldOut hand
     tables and a picture to the tracker before Metrics closes the point; Summary reads Metrics' row;
-    Checkpoints saves the state of them all.
+    Checkpoints saves the state of them all, and Interrupt, which has none, hears signals until it has.
 
     ``resume_from``: the first iteration that this process will run, 0 for a new run.
     """
@@ -68,7 +68,7 @@ def build_callbacks(config: Config, run_dir: Path, *, resume_from: int = 0) -> l
         metrics,
         Summary(run_dir / "summary.json", metrics=metrics, objective=config.target),
         Progress(live=own.progress),
-        Interrupt(),
         Checkpoints(run_dir, objective=config.target, every=own.checkpoint_every, resume_from=resume_from),
+        Interrupt(),
     ]
     return callbacks

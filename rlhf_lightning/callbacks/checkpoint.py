@@ -29,7 +29,7 @@ class Checkpoints(Callback):
     """Saves every ``every`` iterations and at the end; keeps the best by the plain value of ``objective``.
 
     Every iteration that measures the objective is judged, and a new best is saved at once. The value is one
-    measurement, so "best" carries its noise. It must be the last callback: what the others changed is in the
+    measurement, so "best" carries its noise. It comes after all that have state: what they changed is in the
     file.
     """
 

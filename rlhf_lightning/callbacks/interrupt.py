@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -22,20 +21,26 @@ _HEARD = "\nStopping after this optimizer step, with everything saved; Ctrl-C ag
 class Interrupt(Callback):
     """Hears the signals during the fit, and stops the module when it next asks by ``pause``.
 
-    Whoever runs the fit wraps it in ``signals_restored``.
+    Behind ``Checkpoints``: while that saves what was stopped, the signals still come here.
     """
 
     def __init__(self) -> None:
         self._asked: int | None = None
         self._trainer: Trainer | None = None
+        self._before: dict[signal.Signals, Any] = {}
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._trainer = trainer
         iterating(pl_module).pause = self.pause
         # After Lightning's own handlers, which this replaces: its SIGTERM would cut an iteration off unsaved.
         if threading.current_thread() is threading.main_thread():
-            for number in SIGNALS:
-                signal.signal(number, self._hear)
+            self._before = {number: signal.signal(number, self._hear) for number in SIGNALS}
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._restore()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._restore()
 
     def pause(self, phase: Phase) -> None:
         """Raise ``Stopping`` where a signal has come.
@@ -58,14 +63,6 @@ class Interrupt(Callback):
             os.write(2, _HEARD.encode())  # print could meet a lock that the interrupted code holds
         self._asked = number
 
-
-@contextmanager
-def signals_restored() -> Iterator[None]:
-    """Give the process its own handlers back at the end."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _restore(self) -> None:
+        while self._before:
+            signal.signal(*self._before.popitem())

@@ -59,7 +59,7 @@ def test_another_stages(run):
 
 def test_one_that_vanished(run):
     (run / "checkpoints" / "last.ckpt").unlink()
-    with pytest.raises(UserError, match="though metrics.csv has 4 iterations"):
+    with pytest.raises(UserError, match=r"though metrics\.csv has 4 iterations"):
         read(run)
 
 

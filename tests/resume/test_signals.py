@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the optimizer step is finished, all is saved, and the rest is what it would have been."""
+"""Ctrl-C and SIGTERM: the optimizer step is finished, all is saved, the rest is what it would have been."""
 
 from __future__ import annotations
 
