@@ -32,7 +32,7 @@ test-slow: setup  ## the tests that take minutes
 	$(RUN) -m pytest -m slow
 
 test-resume: setup  ## kill runs at every phase, continue them, compare every byte; KILLS=200 adds random ones
-	$(RUN) -m pytest -m "$(if $(KILLS),resume or slow or not slow,resume or not slow)" tests/resume
+	$(RUN) -m pytest -m "$(if $(KILLS),resume or slow or not slow,resume or not slow)" tests/processes
 
 test-peer: setup  ## the losses against TRL's current release, which is installed for it
 	$(VENV)/bin/pip install --quiet --upgrade trl

@@ -8,7 +8,7 @@ import signal
 import pytest
 import torch
 
-from tests.resume.words import COMMON, PPO, STAGES
+from tests.processes.words import COMMON, PPO, STAGES
 
 TOKEN = "rlhf_lightning.rollout.generate:_Batch._choose"
 STEP = "rlhf_lightning.stages.base:Stage.step"

@@ -10,7 +10,7 @@ import torch
 
 from rlhf_lightning.callbacks.saved import Saved, last_checkpoint
 from rlhf_lightning.errors import UserError
-from tests.resume.words import PPO
+from tests.processes.words import PPO
 
 
 @pytest.fixture

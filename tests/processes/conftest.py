@@ -56,7 +56,7 @@ class Runs:
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     server = subprocess.Popen(
-        [sys.executable, "-m", "tests.resume.server"],
+        [sys.executable, "-m", "tests.processes.server"],
         cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     yield Runs(server, tmp_path_factory.mktemp("runs"))

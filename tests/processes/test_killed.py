@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from tests.resume.words import COMMON, PPO, STAGES
+from tests.processes.words import COMMON, PPO, STAGES
 
 SAVING = "rlhf_lightning.callbacks.checkpoint"
 POINTS = [
