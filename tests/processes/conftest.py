@@ -22,10 +22,23 @@ class Runs:
         self.server, self.place = server, place
         self.straight: dict[str, Path] = {}
 
-    def __call__(self, *argv: str, at: str | None = None, signals: Sequence[int] = (signal.SIGKILL,)) -> int:
-        """The exit code; minus a signal's number where that ended it."""
-        request = {"argv": argv, "cwd": str(self.place), "log": str(self.place / "log.txt")}
-        request |= {"point": at, "signals": list(signals)}
+    def __call__(
+        self,
+        *argv: str,
+        at: str | None = None,
+        signals: Sequence[int] = (signal.SIGKILL,),
+        log: Path | None = None,
+        seconds: int = 0,
+    ) -> int:
+        """The exit code; minus a signal's number where that ended it.
+
+        Args:
+            at, signals: see ``server``.
+            log: where its output goes; None: to the log of all.
+            seconds: after which SIGALRM ends it; 0: never.
+        """
+        request = {"argv": argv, "cwd": str(self.place), "log": str(log or self.place / "log.txt")}
+        request |= {"point": at, "signals": list(signals), "seconds": seconds}
         assert self.server.stdin and self.server.stdout
         self.server.stdin.write(json.dumps(request) + "\n")
         self.server.stdin.flush()

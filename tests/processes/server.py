@@ -11,10 +11,13 @@ import functools
 import importlib
 import json
 import os
+import resource
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
+_MEMORY = 12 << 30  # bytes of address space: a wild size must not take the machine along
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -57,6 +60,8 @@ def run(request: dict[str, Any]) -> int:
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(log, stream)
+    signal.alarm(request["seconds"])
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     if request["point"]:
         arm(request["point"], request["signals"])
     return main(ROOT, request["argv"])
