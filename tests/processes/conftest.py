@@ -29,6 +29,7 @@ class Runs:
         signals: Sequence[int] = (signal.SIGKILL,),
         log: Path | None = None,
         seconds: int = 0,
+        file_size: int = 0,
     ) -> int:
         """The exit code; minus a signal's number where that ended it.
 
@@ -36,9 +37,10 @@ class Runs:
             at, signals: see ``server``.
             log: where its output goes; None: to the log of all.
             seconds: after which SIGALRM ends it; 0: never.
+            file_size: bytes beyond which no file grows, as on a full disk; 0: no limit.
         """
         request = {"argv": argv, "cwd": str(self.place), "log": str(log or self.place / "log.txt")}
-        request |= {"point": at, "signals": list(signals), "seconds": seconds}
+        request |= {"point": at, "signals": list(signals), "seconds": seconds, "file_size": file_size}
         assert self.server.stdin and self.server.stdout
         self.server.stdin.write(json.dumps(request) + "\n")
         self.server.stdin.flush()

@@ -62,6 +62,8 @@ def run(request: dict[str, Any]) -> int:
         os.dup2(log, stream)
     signal.alarm(request["seconds"])
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    if request["file_size"]:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (request["file_size"], request["file_size"]))
     if request["point"]:
         arm(request["point"], request["signals"])
     return main(ROOT, request["argv"])

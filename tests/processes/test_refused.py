@@ -76,3 +76,16 @@ def test_on_the_command_line(runs, run):
     said = runs.log().splitlines()[-1]
     assert said.startswith(f"resume={run}: checkpoints/last.ckpt is damaged")
     assert json.loads((run / "summary.json").read_text())["status"] == "failed"
+
+
+def test_a_full_disk_at_the_end_is_a_sentence_and_costs_nothing_else(runs, same, tmp_path):
+    """No file may grow beyond 64 KiB: rows and samples fit, no checkpoint does."""
+    folder = tmp_path / "run"
+    log = tmp_path / "log.txt"
+    assert runs(*PPO, f"hydra.run.dir={folder}", log=log, file_size=1 << 16) == 1
+    said = log.read_text()
+    assert "iteration 1 is not saved: the disk is full" in said and "Traceback" not in said
+    assert f"make room, then continue with resume={folder}" in said
+    assert len((folder / "metrics.csv").read_text().splitlines()) == 5
+    assert not list((folder / "checkpoints").iterdir())
+    assert json.loads((folder / "summary.json").read_text())["status"] == "failed"
