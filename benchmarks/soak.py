@@ -1,7 +1,7 @@
 """``python -m benchmarks.soak``: many iterations of a small run; does anything grow?
 
-Resident memory, open files and seconds an iteration, at iteration 50 and at the end (medians of 20). Exit code
-1 where memory grew by more than 5 %, open files at all, or seconds by more than a quarter.
+Resident memory, open files and seconds an iteration, at iteration 50 and at the end (medians of 20). Exit
+code 1 where memory grew by more than 5 %, open files at all, or seconds by more than a quarter.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from rlhf_lightning.config.preflight import plan
 from rlhf_lightning.run import run
 
 SIZES = (
-    "trainer=cpu", "logger=none", "callbacks.progress=false", "callbacks.show=1", "generation.max_new_tokens=12",
-    "ppo.prompts_per_iteration=8", "ppo.minibatch_size=8", "ppo.micro_batch_size=8", "ppo.epochs=1", "ppo.lr=1e-4",
+    "trainer=cpu", "logger=none", "callbacks.progress=false", "callbacks.show=1", "ppo.epochs=1",
+    "generation.max_new_tokens=12", "ppo.prompts_per_iteration=8", "ppo.minibatch_size=8",
+    "ppo.micro_batch_size=8", "ppo.lr=1e-4",
 )  # fmt: skip
 START, WINDOW = 50, 20
 

@@ -14,7 +14,8 @@ COUNT = int(os.environ.get("FUZZ", "30"))
 WILD = [
     "-1", "0", "1", "2", "3", "7", "64", "0.5", "1.5", "-0.0", "1e-30", "1e30", "nan", "inf", "-inf",
     "9" * 30, "null", "true", "false", "''", "x", "é", "'a b'", "007", "0x10", "1_000", "[]",
-    "[1,2]", "{}", "{a: 1}", "~/nowhere", "../..", "/dev/null", "'${ppo.clip}'", "'${nothing}'", "<script>", "'%s'", "'a=b'",
+    "[1,2]", "{}", "{a: 1}", "~/nowhere", "../..", "/dev/null", "'${ppo.clip}'", "'${nothing}'", "<script>",
+    "'%s'", "'a=b'",
 ]  # fmt: skip
 SMALL = [
     *COMMON, "debug=default", "ppo.iterations=1", "ppo.prompts_per_iteration=4", "ppo.minibatch_size=4",
