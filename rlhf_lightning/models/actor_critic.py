@@ -305,13 +305,16 @@ class ActorCritic(nn.Module):
             yield
             return
         weight, bias, _ = self.head()
+        held = self.decoder.dequantised
         try:
+            self.decoder.keep_dequantised(False)  # one copy at a time
             self.decoder.pack(self.roles.adapter(role))
             self._packed_head = Packed(weight, bias)
             yield
         finally:
             self.decoder.unpack()
             self._packed_head = None
+            self.decoder.keep_dequantised(held)
 
     def speaker(self, texts: Sequence[Sequence[int]], role: Role, *, room: int) -> Speaker:
         """A role that goes on from these texts.
