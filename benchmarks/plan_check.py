@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.machine import run_json, run_main
 from rlhf_lightning.config.paths import cache_dir
 from rlhf_lightning.config.schema import Config
 from rlhf_lightning.planning.plan import Plan, make_plan
@@ -103,11 +103,7 @@ def run(config: Config, folder: Path) -> None:
 def measure(config: Config) -> dict[str, int]:
     """Peaks in bytes by phase of a run in its own process."""
     command = [sys.executable, "-m", "benchmarks.plan_check", "--run", config.model_dump_json()]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(done.stderr.strip().splitlines()[-1])
-    peaks: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
-    return peaks
+    return run_json(command)
 
 
 def row(case: Case, plan: Plan, measured: dict[str, int]) -> tuple[str, float]:
@@ -150,4 +146,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_main(main)

@@ -25,6 +25,7 @@ from benchmarks.training import train
 from rlhf_lightning.config.composing import Command
 from rlhf_lightning.config.preflight import plan
 from rlhf_lightning.config.schema import Config
+from rlhf_lightning.errors import UserError
 from rlhf_lightning.stages.ppo import PPO
 
 LIMIT_GB = 8.0
@@ -82,7 +83,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a config key")
     parser.add_argument("--out", type=Path, help="also write the figures to this JSON file")
     options = parser.parse_args(arguments)
-    found = measure(options.folder.expanduser().absolute(), options.set)
+    folder = options.folder.expanduser().absolute()
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder} holds no model: `python -m scripts.random_llama {folder}` writes one")
+    found = measure(folder, options.set)
     print(table(found))
     write_json(options.out, found)
     return 0 if found["peak_gb"] <= options.limit else 1  # type: ignore[operator]

@@ -57,6 +57,6 @@ def gated_backward(grad: Tensor, gate_up: Tensor, passed: Tensor) -> Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     both = torch.empty_like(gate_up)
     of_gate, of_up = both.chunk(2, dim=-1)
-    of_gate.copy_(torch.ops.aten.silu_backward(grad * up, gate))
+    torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=of_gate)
     torch.mul(passed, grad, out=of_up)
     return both

@@ -13,6 +13,7 @@ from peft import PeftModel
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from rlhf_lightning.allocator import give_back_freed_memory
 from rlhf_lightning.config.schema import ModelConfig
 from rlhf_lightning.errors import UserError
 from rlhf_lightning.functional.logprobs import chunked_token_logprobs, position_ids
@@ -305,13 +306,17 @@ class ActorCritic(nn.Module):
             yield
             return
         weight, bias, _ = self.head()
+        held = self.decoder.dequantised
         try:
+            self.decoder.keep_dequantised(False)  # one copy at a time
             self.decoder.pack(self.roles.adapter(role))
             self._packed_head = Packed(weight, bias)
             yield
         finally:
             self.decoder.unpack()
             self._packed_head = None
+            give_back_freed_memory()  # else what comes next lies beside the copy's empty room
+            self.decoder.keep_dequantised(held)
 
     def speaker(self, texts: Sequence[Sequence[int]], role: Role, *, room: int) -> Speaker:
         """A role that goes on from these texts.

@@ -57,6 +57,7 @@ class Decoder:
         self._address = self._where()
         self._weights = [_Layer(layer, self.dtype) for layer in self.trunk.layers]
         self._halves: dict[str | None, list[tuple[AttentionHalf, MLPHalf]]] = {}
+        self.dequantised = False
         self._packed: dict[str | None, list[tuple[Packed, ...]]] = {}
 
     @property
@@ -77,6 +78,7 @@ class Decoder:
 
     def keep_dequantised(self, kept: bool) -> None:
         """Hold 4-bit weights also in the dtype of the arithmetic, or drop that copy: the same numbers."""
+        self.dequantised = kept
         for layer in self._weights:
             for frozen in layer.frozen:
                 frozen.keep(kept)

@@ -14,6 +14,8 @@ CUDA_CONTEXT = 512 * MIB
 """What CUDA takes of a card before the first tensor, its libraries' kernels and workspaces included."""
 PROCESS = 465 * MIB
 """Resident memory of the process itself on a CPU: Python, torch, Transformers, PEFT, bitsandbytes."""
+PRODUCTS = 80 * MIB
+"""oneDNN's code for the shapes of bfloat16 products, and its threads' buffers: what `plan_check` found."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,9 @@ def make_plan(config: Config) -> Plan:
     engine = Engine.of(config.model, shape, cpu=cpu)
     learning = sum(role.parameters for role in roles if role.trains) * FLOAT
     backbone = shape.stored(config.model.quantization, engine.item)
+    fixed = PROCESS + PRODUCTS * (config.model.dtype == "bfloat16") if cpu else CUDA_CONTEXT
     always = (
-        Part("libraries of the process" if cpu else "CUDA context", PROCESS if cpu else CUDA_CONTEXT),
+        Part("libraries of the process" if cpu else "CUDA context", fixed),
         Part("backbone", backbone),
         Part("adapters and heads", sum(role.bytes for role in roles)),
         Part("AdamW, two moments", 2 * learning),

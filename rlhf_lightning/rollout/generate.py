@@ -63,6 +63,7 @@ def generate(
                 done += 1
                 if progress is not None:
                     progress(done, len(order))
+            del batch  # it holds the cache, and the weights as they were packed
     pad = actor_critic.backbone.pad_id
     prompt_ids, prompt_mask = left_pad(prompts.ids, pad)
     response_ids, response_mask = right_pad(tokens, pad)

@@ -72,6 +72,11 @@ def test_too_much_memory_is_a_failure(toy_llama):
     assert seven_b.main([str(toy_llama), "--limit", "0.001"]) == 1
 
 
+def test_a_folder_without_a_model_is_a_sentence(tmp_path):
+    with pytest.raises(UserError, match=r"nothing holds no model: `python -m scripts.random_llama"):
+        seven_b.main([str(tmp_path / "nothing")])
+
+
 def test_the_gpu_benchmark_runs_on_a_cpu(tmp_path, capsys):
     out = tmp_path / "figures.json"
     sizes = [
