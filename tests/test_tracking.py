@@ -161,7 +161,7 @@ def test_a_torn_file_is_read_to_its_last_whole_record(tmp_path):
     content, run_id = path.read_bytes(), logger.experiment.id
     assert last_iteration(tmp_path, run_id) == 2 and last_iteration(tmp_path, "another") == -1
     found = []
-    for size in range(0, len(content), 997):
+    for size in (*range(0, len(content), 997), len(content)):
         path.write_bytes(content[:size])
         found.append(last_iteration(tmp_path, run_id))
     assert found == sorted(found) and set(found) == {-1, 0, 1, 2}

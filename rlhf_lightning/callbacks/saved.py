@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +39,9 @@ def last_checkpoint(run_dir: Path, *, stage: str, every: int) -> Saved | None:
             )
         return None
     try:
+        with zipfile.ZipFile(path) as archive:  # torch.load compares no checksums
+            if broken := archive.testzip():
+                raise ValueError(f"{broken} has changed since it was written")
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a torn file raises whatever its reader happens to meet first
         reason = " ".join(str(error).split(". ")[0].split())[:200] or type(error).__name__

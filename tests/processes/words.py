@@ -18,5 +18,5 @@ STAGES = {
         "reward_model.log_every=3",
         "reward_model.batch_size=8",
     ],
-    "dpo": ["stage=dpo", "dpo.max_steps=12", "dpo.log_every=3", "dpo.batch_size=8"],
+    "dpo": ["stage=dpo", "dpo.max_steps=12", "dpo.log_every=3", "dpo.batch_size=8", "dpo.micro_batch_size=8"],
 }  # fmt: skip
