@@ -11,12 +11,13 @@ PPO = [
     "evaluate.every=2", "evaluate.prompts=4", "callbacks.show=2",
 ]  # fmt: skip
 STAGES = {
-    "sft": ["stage=sft", "sft.max_steps=12", "sft.log_every=3", "sft.batch_size=8"],
+    "sft": ["stage=sft", "sft.max_steps=12", "sft.log_every=3", "sft.batch_size=8", "sft.micro_batch_size=8"],
     "reward": [
         "stage=reward",
         "reward_model.max_steps=12",
         "reward_model.log_every=3",
         "reward_model.batch_size=8",
+        "reward_model.micro_batch_size=8",
     ],
     "dpo": ["stage=dpo", "dpo.max_steps=12", "dpo.log_every=3", "dpo.batch_size=8", "dpo.micro_batch_size=8"],
 }  # fmt: skip
