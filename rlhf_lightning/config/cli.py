@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
+from rlhf_lightning.config.resume import RESOLVED
 from rlhf_lightning.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
@@ -104,11 +105,14 @@ def write_resolved(config: Config, folder: Path) -> None:
     Raises:
         UserError: where another run has its settings there.
     """
-    from rlhf_lightning.config.resume import RESOLVED
-
     text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    if config.resume is not None:
+        whole = folder / f".{RESOLVED}.tmp"  # a kill in here must not leave a run without its settings
+        whole.write_text(text, encoding="utf-8")
+        os.replace(whole, folder / RESOLVED)
+        return
     try:
-        with open(folder / RESOLVED, "x" if config.resume is None else "w", encoding="utf-8") as file:
+        with open(folder / RESOLVED, "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
         text = f"hydra.run.dir={folder} belongs to another run: take another folder, or resume={folder}"
@@ -138,8 +142,8 @@ def main(root: Path, argv: list[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt as error:
         folder = jobs.current
-        saved = folder is not None and (folder / "checkpoints" / "last.ckpt").is_file()
-        hint = f"; continue with: python train.py resume={folder}" if saved else ""
+        begun = folder is not None and (folder / RESOLVED).is_file()
+        hint = f"; continue with: python train.py resume={folder}" if begun else ""
         print(f"interrupted{hint}", file=sys.stderr)
         return ENDED_BY + (error.number if isinstance(error, Interrupted) else signal.SIGINT)
 
