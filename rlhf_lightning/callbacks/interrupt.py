@@ -29,7 +29,7 @@ class Interrupt(Callback):
         self._trainer: Trainer | None = None
         self._before: dict[signal.Signals, Any] = {}
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._trainer = trainer
         iterating(pl_module).pause = self.pause
         # After Lightning's own handlers, which this replaces: its SIGTERM would cut an iteration off unsaved.
