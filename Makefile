@@ -9,7 +9,7 @@ RUN := $(VENV)/bin/python
 export PYTHONWARNINGS ?= ignore::FutureWarning,ignore::DeprecationWarning
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-peer bench bench-gpu coverage lint format types smollm2 assets clean
+.PHONY: help setup demo test test-slow test-resume test-peer bench bench-gpu coverage lint format types smollm2 assets clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9_-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -30,6 +30,9 @@ test: setup  ## the whole test suite, under ten minutes on two cores
 
 test-slow: setup  ## the tests that take minutes
 	$(RUN) -m pytest -m slow
+
+test-resume: setup  ## kill runs at every phase, continue them, compare every byte; KILLS=200 adds random ones
+	$(RUN) -m pytest -m "$(if $(KILLS),resume or slow or not slow,resume or not slow)" tests/processes
 
 test-peer: setup  ## the losses against TRL's current release, which is installed for it
 	$(VENV)/bin/pip install --quiet --upgrade trl

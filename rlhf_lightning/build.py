@@ -127,7 +127,7 @@ def build_trainer(config: Config, run_dir: Path, *, iterations: int, start: int)
         accelerator=config.trainer.accelerator,
         devices=config.trainer.devices,
         max_epochs=iterations,
-        logger=build_loggers(config, run_dir),
+        logger=build_loggers(config, run_dir, resume_from=start),
         callbacks=build_callbacks(config, run_dir, resume_from=start),
         default_root_dir=run_dir,
         enable_progress_bar=False,

@@ -55,7 +55,7 @@ def evaluate_run(config: Config, output_dir: Path, console: Console) -> dict[str
         seconds = time.perf_counter() - start
         for logger in loggers:
             if isinstance(logger, IterationWandbLogger):
-                logger.log_rows("evaluation", flat_rows(found.rows))
+                logger.log_rows("evaluation", flat_rows(found.rows), iteration=0)
             logger.log_metrics({"iteration": 0} | found.metrics, step=0)
             logger.finalize("success")
         exit_code = 0

@@ -11,10 +11,12 @@ import torch
 from rlhf_lightning import loading
 from rlhf_lightning.build import Parts, build_parts, build_trainer
 from rlhf_lightning.callbacks import write_failure
+from rlhf_lightning.callbacks.files import full
+from rlhf_lightning.callbacks.saved import last_checkpoint
 from rlhf_lightning.config.schema import Config
 from rlhf_lightning.console import make_console, print_end, print_plan
 from rlhf_lightning.data.datamodule import PromptDataModule
-from rlhf_lightning.errors import UserError
+from rlhf_lightning.errors import Interrupted, Stopping, UserError
 from rlhf_lightning.evaluation import evaluate_run
 from rlhf_lightning.stages.ppo import PPO
 from rlhf_lightning.tracking import close_trackers
@@ -35,6 +37,8 @@ def run(config: Config, output_dir: Path) -> float | None:
         return _run(config, output_dir)
     except (Exception, KeyboardInterrupt) as error:
         write_failure(output_dir, error)
+        if isinstance(error, OSError) and (reason := full(error)):
+            raise UserError(f"{reason}: make room, then continue with resume={output_dir}") from error
         raise
 
 
@@ -64,37 +68,30 @@ def _objective(metrics: dict[str, float], config: Config) -> float | None:
 
 def fit(parts: Parts, config: Config, output_dir: Path) -> None:
     """Train from the start or the run folder's last checkpoint; trackers are closed whatever happens."""
-    checkpoint = last_checkpoint(output_dir) if config.resume else None
+    checkpoint = None
+    if config.resume:
+        every = config.callbacks.checkpoint_every
+        checkpoint = last_checkpoint(output_dir, stage=config.stage.name, every=every)
+        if checkpoint is None:
+            make_console().print(f"{output_dir} has no checkpoint yet: it begins again", markup=False)
     exit_code = 1
     try:
         trainer = build_trainer(
             config,
             output_dir,
             iterations=parts.module.total_iterations,
-            start=saved_iteration(checkpoint),
+            start=checkpoint.iteration if checkpoint else 0,
         )
+        path = checkpoint.path if checkpoint else None
         try:
-            trainer.fit(parts.module, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True)
-        except SystemExit as error:  # Lightning turns Ctrl-C into an exit of the whole process
-            raise KeyboardInterrupt from error
+            trainer.fit(parts.module, datamodule=parts.data, ckpt_path=path, weights_only=True)
+        except Stopping as error:
+            raise Interrupted(error.number) from error
+        except SystemExit as error:  # Lightning turns a second Ctrl-C into an exit of the whole process
+            raise Interrupted() from error
         exit_code = 0
     finally:
         close_trackers(exit_code)
-
-
-def last_checkpoint(run_dir: Path) -> Path:
-    """Where a run folder continues from."""
-    path = run_dir / "checkpoints" / "last.ckpt"
-    if not path.exists():
-        raise UserError(f"resume={run_dir}: there is no checkpoints/last.ckpt in it to continue from")
-    return path
-
-
-def saved_iteration(checkpoint: Path | None) -> int:
-    """Iterations that a checkpoint holds; 0 without one."""
-    if checkpoint is None:
-        return 0
-    return torch.load(checkpoint, map_location="cpu", weights_only=True)["stage"]["counters"]["iteration"]
 
 
 def quiet() -> None:

@@ -21,6 +21,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from rlhf_lightning.config.schema import Config, WandbConfig
 from rlhf_lightning.errors import UserError
+from rlhf_lightning.wandb_files import last_iteration
 
 _MODES = {
     "offline": "offline",
@@ -33,32 +34,55 @@ _environment_added: set[str] = set()
 
 
 class IterationWandbLogger(WandbLogger):
-    """W&B whose x axis is the logged ``iteration``, never a step of its own that could go backwards."""
+    """W&B whose x axis and step are the iteration: no point twice, none missing, in however many parts.
+
+    Args:
+        logged: the last iteration that earlier processes of this run have logged, -1 for none. It may lie
+            behind the checkpoint, for W&B's own process writes late, or before it.
+    """
+
+    def __init__(self, *, logged: int = -1, **options: Any) -> None:
+        super().__init__(**options)
+        self._logged = logged
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        self.experiment.log(dict(metrics))
+        iteration = int(metrics["iteration"])
+        if iteration > self._logged:
+            self.experiment.log(dict(metrics), step=iteration, commit=True)
 
     @rank_zero_only
-    def log_rows(self, name: str, rows: list[dict[str, Any]]) -> None:
-        """Show records as a new table, in the same point of the history as the next ``log_metrics``."""
+    def catch_up(self, rows: list[dict[str, float]]) -> None:
+        """Log those of the run's earlier rows that a killed process did not bring home."""
+        for row in rows:
+            self.log_metrics(row)
+
+    @rank_zero_only
+    def log_rows(self, name: str, rows: list[dict[str, Any]], *, iteration: int) -> None:
+        """Show records as a new table, in the point of the history that ``log_metrics`` is about to close."""
         import wandb
+
+        if iteration <= self._logged:
+            return
 
         columns: list[str | int] = list(rows[0]) if rows else []
         table = wandb.Table(columns=columns, data=[list(row.values()) for row in rows])
-        self.experiment.log({name: table}, commit=False)
+        self.experiment.log({name: table}, step=iteration, commit=False)
 
     @rank_zero_only
-    def log_picture(self, name: str, path: Path) -> None:
-        """Show an image file, in the same point of the history as the next ``log_metrics``."""
+    def log_picture(self, name: str, path: Path, *, iteration: int) -> None:
+        """Show an image file, in the point of the history that ``log_metrics`` is about to close."""
         import wandb
 
-        self.experiment.log({name: wandb.Image(str(path))}, commit=False)
+        if iteration > self._logged:
+            self.experiment.log({name: wandb.Image(str(path))}, step=iteration, commit=False)
 
 
-def build_loggers(config: Config, run_dir: Path) -> list[Logger]:
+def build_loggers(config: Config, run_dir: Path, *, resume_from: int = 0) -> list[Logger]:
     """The loggers that ``config.logger`` asks for, open, with the config already in them; none off rank zero.
 
+    Args:
+        resume_from: the first iteration of this process.
     Raises:
         UserError: W&B cannot be reached or knows no account, WANDB_MODE is no mode, or TensorBoard is not
         installed.
@@ -72,7 +96,9 @@ def build_loggers(config: Config, run_dir: Path) -> list[Logger]:
                 "logger.tensorboard=true needs TensorBoard, which is not installed: "
                 "pip install 'rlhf-lightning[tensorboard]'"
             )
-        loggers.append(TensorBoardLogger(save_dir=run_dir, name="tensorboard", version=""))
+        # Points of a killed process from there on are hidden, for they come again.
+        again: dict[str, Any] = {"purge_step": resume_from} if resume_from else {}
+        loggers.append(TensorBoardLogger(save_dir=run_dir, name="tensorboard", version="", **again))
     if config.logger.wandb is not None:
         mode = _wandb_mode(config.logger.wandb)
         if mode != "disabled":
@@ -137,7 +163,12 @@ def _wandb_logger(config: Config, settings: WandbConfig, run_dir: Path, mode: st
         ) from error
     run.define_metric("iteration")
     run.define_metric("*", step_metric="iteration")
-    return IterationWandbLogger(experiment=run, project=settings.project, save_dir=str(run_dir), id=run.id)
+    logged = last_iteration(run_dir, run.id)
+    if mode == "online" and run.resumed:
+        logged = max(logged, int(run.summary.get("iteration", -1)))
+    return IterationWandbLogger(
+        logged=logged, experiment=run, project=settings.project, save_dir=str(run_dir), id=run.id
+    )
 
 
 def _run_id(path: Path) -> str:

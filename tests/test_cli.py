@@ -120,13 +120,13 @@ def test_two_runs_never_share_a_folder(ended, tmp_path):
         (7, 1, "RuntimeError: out of luck", "RuntimeError: out of luck"),
         (8, 1, "data.path=x holds no prompts\n", "data.path=x holds no prompts"),
         (9, 1, "", "ended with exit code 1"),
-        (10, 130, "interrupted\n", None),
+        (10, 130, "interrupted; continue with: python train.py resume={here}\n", None),
         (11, 0, "", None),
     ],
 )
 def test_how_a_run_ends_is_its_exit_code(seed, code, told, kept, ended, tmp_path, capsys):
     assert cli.main(ROOT, [f"seed={seed}", "hydra.run.dir=here"]) == code
-    err = capsys.readouterr().err
+    err, told = capsys.readouterr().err, told.replace("{here}", str(tmp_path / "here"))
     assert err.endswith(f"{told}\n" if seed == 7 else told)
     assert ("Traceback" in err) is (seed == 7)
     error = tmp_path / "here" / "error.txt"

@@ -17,6 +17,7 @@ import pytest
 from rlhf_lightning.config.schema import Config
 from rlhf_lightning.errors import UserError
 from rlhf_lightning.tracking import build_loggers, close_trackers
+from rlhf_lightning.wandb_files import last_iteration
 
 
 def make_config(**logger) -> Config:
@@ -98,7 +99,7 @@ def test_an_offline_run_and_its_resumption(tmp_path, monkeypatch):
     assert json.loads(json.dumps(dict(logger.experiment.config))) == config.model_dump(mode="json")
     for k in range(3):
         rows = [{"prompt": f"p{k}", "score": float(k)}]
-        logger.log_rows("samples", rows)
+        logger.log_rows("samples", rows, iteration=k)
         logger.log_metrics(
             {"iteration": k, "optimizer_steps": 16 * (k + 1), "objective/score": k / 2}, step=16 * k
         )
@@ -129,13 +130,50 @@ def test_an_offline_run_and_its_resumption(tmp_path, monkeypatch):
     assert "WANDB_DATA_DIR" not in os.environ and "WANDB_MODE" not in os.environ
 
 
+@pytest.mark.parametrize("saved", [1, 3, 5], ids=["behind W&B", "with it", "before it"])
+def test_a_killed_run_has_each_point_once(tmp_path, saved):
+    """W&B holds iterations 0 to 2; the checkpoint that the run goes on from holds ``saved`` iterations."""
+    config = make_config(wandb={"mode": "offline"})
+    rows = [{"iteration": k, "objective/score": k / 2} for k in range(6)]
+    (logger,) = build_loggers(config, tmp_path)
+    for row in rows[:3]:
+        logger.log_metrics(row)
+    close_trackers(1)
+    run_files(tmp_path)
+    (logger,) = build_loggers(config, tmp_path)
+    logger.catch_up(rows[:saved])
+    for row in rows[saved:]:
+        logger.log_rows("samples", [{"k": row["iteration"]}], iteration=row["iteration"])
+        logger.log_metrics(row)
+    close_trackers(0)
+    points = [point for path in run_files(tmp_path) for point in history(path)]
+    assert [point["iteration"] for point in points] == [point["_step"] for point in points] == [*range(6)]
+    assert [point["objective/score"] for point in points] == [k / 2 for k in range(6)]
+    assert ["samples/nrows" in point for point in points] == [k >= max(3, saved) for k in range(6)]
+
+
+def test_a_torn_file_is_read_to_its_last_whole_record(tmp_path):
+    (logger,) = build_loggers(make_config(wandb={"mode": "offline"}), tmp_path)
+    for k in range(3):
+        logger.log_metrics({"iteration": k, "long": "x" * 40_000})  # longer than a block
+    close_trackers(0)
+    (path,) = run_files(tmp_path)
+    content, run_id = path.read_bytes(), logger.experiment.id
+    assert last_iteration(tmp_path, run_id) == 2 and last_iteration(tmp_path, "another") == -1
+    found = []
+    for size in (*range(0, len(content), 997), len(content)):
+        path.write_bytes(content[:size])
+        found.append(last_iteration(tmp_path, run_id))
+    assert found == sorted(found) and set(found) == {-1, 0, 1, 2}
+
+
 def test_a_picture_is_in_the_point_that_follows_it(tmp_path):
     from matplotlib.figure import Figure
 
     Figure(figsize=(1, 1)).savefig(tmp_path / "drawn.png")
     (logger,) = build_loggers(make_config(wandb={"mode": "offline"}), tmp_path)
     logger.log_metrics({"iteration": 0})
-    logger.log_picture("held_out", tmp_path / "drawn.png")
+    logger.log_picture("held_out", tmp_path / "drawn.png", iteration=1)
     logger.log_metrics({"iteration": 1})
     close_trackers(0)
     (path,) = run_files(tmp_path)
@@ -224,6 +262,19 @@ def test_tensorboard_writes_events_on_the_iteration_axis(tmp_path):
     events.Reload()
     points = [(event.step, event.value) for event in events.Scalars("objective/score")]
     assert points == [(0, 0.0), (1, 0.5), (2, 1.0)]
+
+
+def test_tensorboard_shows_a_repeated_iteration_once(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for start, end in ((0, 4), (2, 6)):  # killed in iteration 4; the checkpoint held two
+        (logger,) = build_loggers(make_config(tensorboard=True), tmp_path, resume_from=start)
+        for k in range(start, end):
+            logger.log_metrics({"iteration": k, "objective/score": k / 2}, step=k)
+        logger.finalize("success")
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("objective/score")] == [0, 1, 2, 3, 4, 5]
 
 
 def test_tensorboard_that_is_not_installed_is_a_sentence(tmp_path, monkeypatch):

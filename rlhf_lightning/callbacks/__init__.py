@@ -10,6 +10,7 @@ from rlhf_lightning.callbacks.before_after import BeforeAfter
 from rlhf_lightning.callbacks.checkpoint import Checkpoints
 from rlhf_lightning.callbacks.evaluation import EvaluationCallback
 from rlhf_lightning.callbacks.held_out import HeldOut
+from rlhf_lightning.callbacks.interrupt import Interrupt
 from rlhf_lightning.callbacks.metrics import Metrics
 from rlhf_lightning.callbacks.progress import Progress
 from rlhf_lightning.callbacks.samples import Samples
@@ -22,6 +23,7 @@ __all__ = [
     "Checkpoints",
     "EvaluationCallback",
     "HeldOut",
+    "Interrupt",
     "Metrics",
     "Progress",
     "Samples",
@@ -38,12 +40,12 @@ def build_callbacks(config: Config, run_dir: Path, *, resume_from: int = 0) -> l
     BeforeAfter precedes Throughput, whose clock it must not run into; Throughput completes the metrics that
     all the others read; EvaluationCallback adds to them, outside that clock; it, Samples and HeldOut hand
     tables and a picture to the tracker before Metrics closes the point; Summary reads Metrics' row;
-    Checkpoints saves the state of them all.
+    Checkpoints saves the state of them all, and Interrupt, which has none, hears signals until it has.
 
     ``resume_from``: the first iteration that this process will run, 0 for a new run.
     """
     own = config.callbacks
-    metrics = Metrics(run_dir / "metrics.csv", resume_from=resume_from)
+    metrics = Metrics(run_dir, resume_from=resume_from)
     callbacks: list[Callback] = []
     if own.show and config.stage.name == "ppo":
         callbacks.append(BeforeAfter(run_dir / "before_after.json", count=own.show, seed=config.seed))
@@ -66,6 +68,7 @@ def build_callbacks(config: Config, run_dir: Path, *, resume_from: int = 0) -> l
         metrics,
         Summary(run_dir / "summary.json", metrics=metrics, objective=config.target),
         Progress(live=own.progress),
-        Checkpoints(run_dir, objective=config.target, every=own.checkpoint_every),
+        Checkpoints(run_dir, objective=config.target, every=own.checkpoint_every, resume_from=resume_from),
+        Interrupt(),
     ]
     return callbacks

@@ -46,13 +46,13 @@ class BeforeAfter(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        if trainer.current_epoch != 0:
-            return
+        if trainer.current_epoch != 0 or self._prompts is not None:
+            return  # the first iteration may have been cut, and go on with moved weights
         self._prompts = trainer.strategy.broadcast(self._choose(batch))
         self._before = iterating(pl_module).answer(self._prompts)
         self._write(trainer, after=[(None, None)] * len(self._before))
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._prompts is not None:
             self._write(trainer, after=iterating(pl_module).answer(self._prompts))
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Literal, Protocol, cast
 
 from lightning.pytorch import LightningModule
 
 from rlhf_lightning.types import Prompts, Rollout
+
+Phase = Literal["rollout", "score", "update"]
 
 
 class Iterating(Protocol):
@@ -23,6 +25,7 @@ class Iterating(Protocol):
     rollout: Rollout
     counters: dict[str, int]  # of the whole run, resumed parts included: optimizer_steps, responses, tokens
     progress: Callable[[str, int, int], None]  # (phase, done, total), phase one of rollout, score, update
+    pause: Callable[[Phase], None]  # called where the run may stop and be continued exactly; may raise
 
     @property
     def total_iterations(self) -> int: ...

@@ -48,7 +48,7 @@ class EvaluationCallback(Callback):
         write_evaluation(self.run_dir, found, {"iteration": iteration})
         for logger in trainer.loggers:
             if isinstance(logger, IterationWandbLogger):
-                logger.log_rows("evaluation", flat_rows(found.rows))
+                logger.log_rows("evaluation", flat_rows(found.rows), iteration=iteration)
 
 
 def write_evaluation(folder: Path, found: Evaluation, about: dict[str, Any]) -> None:

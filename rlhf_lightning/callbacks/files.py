@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -33,6 +34,13 @@ def write_text(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_text(text, encoding="utf-8", newline="\n")
     publish(temporary, path)
+
+
+def full(error: OSError) -> str | None:
+    """What a person is told where a file could not be written for want of room; None for other troubles."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return None
+    return f"the disk is full ({error.strerror})"
 
 
 def write_json(path: Path, value: Any) -> None:

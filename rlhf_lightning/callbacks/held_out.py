@@ -29,4 +29,4 @@ class HeldOut(Callback):
         draw(self._data, self._picture)
         for logger in trainer.loggers:
             if isinstance(logger, IterationWandbLogger):
-                logger.log_picture("held_out", self._picture)
+                logger.log_picture("held_out", self._picture, iteration=trainer.current_epoch)

@@ -1,41 +1,42 @@
-"""One row of figures for each iteration, the same one for metrics.csv and for the trackers."""
+"""One row of figures for each iteration, the same one for the run's files and for the trackers."""
 
 from __future__ import annotations
 
-import csv
-import io
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from rlhf_lightning.callbacks.contract import iterating
-from rlhf_lightning.callbacks.files import complete_lines, write_text
+from rlhf_lightning.callbacks.table import Table
+from rlhf_lightning.tracking import IterationWandbLogger
 
 COUNTERS = ("iteration", "optimizer_steps", "responses", "tokens")
+COSTS = ("time", "throughput", "memory")
+"""Families of figures that differ each time: the machine's, not the run's."""
 
 
 class Metrics(Callback):
-    """Writes metrics.csv and sends the same row to every logger, with the iteration as their axis.
+    """Writes metrics.csv and timings.csv and sends both as one row to every logger, the iteration as axis.
 
-    Columns: the four counters, then the metric names in order. A name that appears later widens the file (the
-    older rows stay empty there) rather than ending the run. A resumed run first drops the rows that it is
-    about to repeat.
+    metrics.csv has the figures that a run repeated on the same machine repeats to the last bit; what it cost
+    is in timings.csv. A resumed run first drops the rows that it is about to repeat.
     """
 
-    def __init__(self, path: Path, *, resume_from: int = 0) -> None:
+    def __init__(self, run_dir: Path, *, resume_from: int = 0) -> None:
         """``resume_from``: the first iteration of this process."""
-        self.path = path
         self.row: dict[str, float] = {}  # the last one
         self._next = resume_from
-        self._columns: list[str] = []
+        self._figures = Table(run_dir / "metrics.csv", first=COUNTERS)
+        self._costs = Table(run_dir / "timings.csv", first=COUNTERS)
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
-            rows = [row for row in self._read() if int(row["iteration"]) < self._next]
-            self._columns = list(rows[0]) if rows else []
-            if rows or self.path.exists():
-                self._rewrite(rows)
+            earlier = list(_joined(self._figures.cut(self._next), self._costs.cut(self._next)))
+            self.row = earlier[-1] if earlier else {}
+            for logger in trainer.loggers:
+                if isinstance(logger, IterationWandbLogger):
+                    logger.catch_up(earlier)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         iteration = trainer.current_epoch
@@ -47,29 +48,16 @@ class Metrics(Callback):
         metrics = {name: float(value) for name, value in module.metrics.items()}
         self.row = {"iteration": iteration} | counters | metrics
         if trainer.is_global_zero:
-            self._append(self.row)
+            costs = {name for name in metrics if name.partition("/")[0] in COSTS}
+            self._figures.append({name: value for name, value in self.row.items() if name not in costs})
+            self._costs.append({"iteration": iteration} | {name: metrics[name] for name in costs})
             for logger in trainer.loggers:
                 logger.log_metrics(self.row, step=iteration)
 
-    def _append(self, row: dict[str, float]) -> None:
-        new = sorted(set(row) - set(self._columns) - set(COUNTERS))
-        if new:
-            rows = self._read()
-            names = sorted({*self._columns, *new} - set(COUNTERS))
-            self._columns = [*COUNTERS, *names]
-            self._rewrite(rows)
-        # Opened for each row: nothing is left in a buffer when the process is killed.
-        with self.path.open("a", encoding="utf-8", newline="") as file:
-            file.write(self._text([row]))
 
-    def _read(self) -> list[dict[str, str]]:
-        return list(csv.DictReader(complete_lines(self.path)))
-
-    def _rewrite(self, rows: list[dict[str, str]]) -> None:
-        header = ",".join(self._columns) + "\n" if self._columns else ""
-        write_text(self.path, header + self._text(rows))
-
-    def _text(self, rows: list[Any]) -> str:
-        text = io.StringIO()
-        csv.DictWriter(text, self._columns, lineterminator="\n").writerows(rows)
-        return text.getvalue()
+def _joined(figures: list[dict[str, str]], costs: list[dict[str, str]]) -> Iterator[dict[str, float]]:
+    """Rows of both files by iteration, as they were logged."""
+    by_iteration = {row["iteration"]: row for row in costs}
+    for row in figures:
+        whole = row | by_iteration.get(row["iteration"], {})
+        yield {k: int(v) if k in COUNTERS else float(v) for k, v in whole.items() if v}

@@ -87,7 +87,7 @@ class Samples(Callback):
         if iteration % self._table_every == 0 or iteration == module.total_iterations - 1:
             for logger in trainer.loggers:
                 if isinstance(logger, IterationWandbLogger):
-                    logger.log_rows("samples", rows)
+                    logger.log_rows("samples", rows, iteration=iteration)
 
     def _wanted(self, iteration: int) -> set[int] | None:
         if self._count == 0 or self._count >= self._responses:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import platform
@@ -10,13 +11,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 import rlhf_lightning
 from rlhf_lightning.callbacks.contract import iterating
 from rlhf_lightning.callbacks.files import write_json
 from rlhf_lightning.callbacks.metrics import COUNTERS, Metrics
-from rlhf_lightning.errors import UserError
+from rlhf_lightning.errors import Stopping, UserError
 
 Status = Literal["finished", "failed", "interrupted"]
 _LIBRARIES = ("torch", "lightning", "transformers", "peft", "bitsandbytes")
@@ -40,12 +40,13 @@ def write_failure(run_dir: Path, error: BaseException) -> None:
     breaks.
     """
     path = run_dir / "summary.json"
-    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"versions": versions()}
-    write_json(path, known | _ending(error))
+    with contextlib.suppress(OSError):  # a full disk, maybe: it must not hide what went wrong first
+        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"versions": versions()}
+        write_json(path, known | _ending(error))
 
 
 def _ending(error: BaseException) -> dict[str, Any]:
-    stopped = isinstance(error, KeyboardInterrupt | SIGTERMException | SystemExit)
+    stopped = isinstance(error, KeyboardInterrupt | Stopping | SystemExit)
     status: Status = "interrupted" if stopped else "failed"
     text = str(error).strip()
     if not isinstance(error, UserError):
@@ -54,7 +55,11 @@ def _ending(error: BaseException) -> dict[str, Any]:
 
 
 class Summary(Callback):
-    """Writes summary.json when the fit ends, well or badly; comes after ``Metrics``, whose rows it reads."""
+    """Writes summary.json when the fit ends, well or badly; comes after ``Metrics``, whose rows it reads.
+
+    A run that was killed after its last checkpoint has nothing left to train, and Lightning then skips
+    ``on_train_start`` and ``on_train_end``: what belongs to the end of a run hears ``on_fit_end``.
+    """
 
     def __init__(self, path: Path, *, metrics: Metrics, objective: tuple[str, int]) -> None:
         self.path = path
@@ -96,7 +101,7 @@ class Summary(Callback):
         self._sampling["seconds"] += tokens / max(row["throughput/tokens_per_s"], 1e-9)
         self._peak_gb = max(self._peak_gb, row["memory/peak_gb"])
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._write(trainer, pl_module, {"status": "finished", "error": None})
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:

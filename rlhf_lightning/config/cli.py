@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Iterator
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from rlhf_lightning.errors import UserError
+from rlhf_lightning.config.resume import RESOLVED
+from rlhf_lightning.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from rlhf_lightning.config.composing import Command
     from rlhf_lightning.config.schema import Config
 
-INTERRUPTED = 130  # what shells report for a process ended by Ctrl-C
+ENDED_BY = 128  # plus a signal's number is what shells report for a process that it ended
 
 
 @dataclass(frozen=True)
@@ -103,11 +105,14 @@ def write_resolved(config: Config, folder: Path) -> None:
     Raises:
         UserError: where another run has its settings there.
     """
-    from rlhf_lightning.config.resume import RESOLVED
-
     text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    if config.resume is not None:
+        whole = folder / f".{RESOLVED}.tmp"  # a kill in here must not leave a run without its settings
+        whole.write_text(text, encoding="utf-8")
+        os.replace(whole, folder / RESOLVED)
+        return
     try:
-        with open(folder / RESOLVED, "x" if config.resume is None else "w", encoding="utf-8") as file:
+        with open(folder / RESOLVED, "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
         text = f"hydra.run.dir={folder} belongs to another run: take another folder, or resume={folder}"
@@ -121,7 +126,7 @@ def main(root: Path, argv: list[str] | None = None) -> int:
         root: folder that holds ``conf`` and ``sweeps``.
         argv: the words after the program's name; None: this process's own.
     Returns:
-        The exit code: 0, 1 for any fault, 130 where the user interrupted.
+        The exit code: 0, 1 for any fault, 130 where the user interrupted, 143 after SIGTERM.
     """
     argv = sys.argv[1:] if argv is None else argv
     jobs = Jobs()
@@ -135,12 +140,12 @@ def main(root: Path, argv: list[str] | None = None) -> int:
     except yaml.YAMLError as e:
         print(_torn(e), file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         folder = jobs.current
-        saved = folder is not None and (folder / "checkpoints" / "last.ckpt").is_file()
-        hint = f"; continue with: python train.py resume={folder}" if saved else ""
+        begun = folder is not None and (folder / RESOLVED).is_file()
+        hint = f"; continue with: python train.py resume={folder}" if begun else ""
         print(f"interrupted{hint}", file=sys.stderr)
-        return INTERRUPTED
+        return ENDED_BY + (error.number if isinstance(error, Interrupted) else signal.SIGINT)
 
 
 def _torn(error: yaml.YAMLError) -> str:

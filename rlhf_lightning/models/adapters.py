@@ -189,7 +189,12 @@ def _fill(model: PeftModel, part: Part, folder: Path) -> None:
 
 
 def name_base(model: PeftModel, path: str) -> None:
-    """Write into every adapter's config which model it sits on: a copy of another would name that one's."""
+    """Write into every adapter's config which model it sits on: a copy of another would name that one's.
+
+    The names of its modules, a set in memory, get an order, so that two files of one run are equal.
+    """
     base = str(tiny_path("model")) if path == "tiny" else path
     for config in model.peft_config.values():
         config.base_model_name_or_path = base
+        if isinstance(config.target_modules, set):
+            config.target_modules = sorted(config.target_modules)

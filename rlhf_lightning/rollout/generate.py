@@ -32,6 +32,7 @@ def generate(
     greedy: bool = False,
     role: Role = "policy",
     progress: Callable[[int, int], None] | None = None,
+    pause: Callable[[], None] = lambda: None,
 ) -> Generation:
     """Sample an answer to each prompt, the policy's unless another role is to speak.
 
@@ -41,6 +42,7 @@ def generate(
         greedy: the likeliest token instead of a draw.
         role: who answers; two roles that are asked alike draw with the same random numbers.
         progress: called with (answers finished, B).
+        pause: called before each token of a batch; what it raises ends the sampling.
 
     Returns:
         The answers on the CPU, as wide as the longest of them.
@@ -56,7 +58,7 @@ def generate(
             u = uniforms(rows, config.max_new_tokens, seed=seed, iteration=iteration)
             ids = [prompts.ids[i] for i in chosen]
             batch = _Batch(actor_critic, ids, role, config, None if greedy else u)
-            for row, answer, reason in batch.run():
+            for row, answer, reason in batch.run(pause):
                 tokens[chosen[row]], ended[chosen[row]] = answer, reason
                 done += 1
                 if progress is not None:
@@ -88,12 +90,13 @@ class _Batch:
         self.window = stop_window(config.stop)
         self.rows = torch.arange(len(ids))  # those that are still computed
 
-    def run(self) -> Iterator[tuple[int, list[int], Ended]]:
+    def run(self, pause: Callable[[], None]) -> Iterator[tuple[int, list[int], Ended]]:
         """Yields (row, tokens, reason) as rows end."""
         answers: list[list[int]] = [[] for _ in self.rows]
         alive = set(self.rows.tolist())
         hidden = self.speaker.start()
         for t in range(self.config.max_new_tokens):
+            pause()
             chosen = self._choose(self.model.logits(hidden), self.rows, t)
             for row, token in zip(self.rows.tolist(), chosen.tolist(), strict=True):
                 if row not in alive:

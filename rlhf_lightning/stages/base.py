@@ -36,6 +36,7 @@ class Stage(LightningModule):
         self.counters = {"iteration": 0, "optimizer_steps": 0, "responses": 0, "tokens": 0}
         self.metrics: dict[str, float] = {}
         self.progress: Callable[[str, int, int], None] = lambda phase, done, total: None
+        self.pause: Callable[[Any], None] = lambda phase: None
 
     @property
     def total_iterations(self) -> int:

@@ -26,6 +26,7 @@ from rlhf_lightning.rollout.minibatches import micro_batches, minibatch_rows
 from rlhf_lightning.stages.base import Stage
 from rlhf_lightning.stages.losses import UpdateStats, policy_denominator, policy_terms, value_terms
 from rlhf_lightning.stages.report import rollout_metrics
+from rlhf_lightning.stages.unfinished import Unfinished
 from rlhf_lightning.types import Prompts, Rollout
 
 
@@ -49,6 +50,7 @@ class PPO(Stage):
         self.moments = RunningMoments()
         self.baseline = RunningBaseline()
         self.rollout: Rollout | None = None
+        self._unfinished: Unfinished | None = None
 
     @property
     def total_iterations(self) -> int:
@@ -73,13 +75,18 @@ class PPO(Stage):
         iteration = self.counters["iteration"]
         beta = self.beta.beta
         self.actor_critic.eval()
-        with self.actor_critic.rolling_out():
-            rollout, clock = self._roll_out(prompts, iteration, beta)
+        if self._unfinished is None:
+            with self.actor_critic.rolling_out():
+                rollout, clock = self._roll_out(prompts, iteration, beta)
+            stats = UpdateStats(steps=self.config.ppo.steps_per_iteration, epochs=self.config.ppo.epochs)
+            self._unfinished = Unfinished(rollout, clock, stats)
+        rollout, clock, stats = self._unfinished
         updating = time.perf_counter()
         give_back_freed_memory()
-        stats = self._update(rollout, iteration, beta)
+        self._update(rollout, iteration, beta, stats)
         give_back_freed_memory()
         clock["time/update_s"] = time.perf_counter() - updating
+        self._unfinished = None
         self.rollout = rollout
         self.metrics = rollout_metrics(rollout, beta=beta, critic=self.actor_critic.has_critic)
         self.metrics |= stats.metrics() | clock | {"ppo/beta": beta}
@@ -99,6 +106,7 @@ class PPO(Stage):
             seed=self.config.seed,
             iteration=iteration,
             progress=lambda done, total: self.progress("rollout", done, total),
+            pause=lambda: self.pause("rollout"),
         )
         sampled = time.perf_counter()
         responses = texts(generation, self.actor_critic.backbone.tokenizer)
@@ -113,27 +121,31 @@ class PPO(Stage):
             beta=beta,
             moments=self.moments,
             baseline=self.baseline,
-            progress=lambda done, total: self.progress("score", done, total),
+            progress=self._scored,
         )
         return rollout, {"time/rollout_s": sampled - start, "time/score_s": time.perf_counter() - sampled}
 
+    def _scored(self, done: int, total: int) -> None:
+        self.pause("score")
+        self.progress("score", done, total)
+
     # ---- the update -------------------------------------------------------------------------------
 
-    def _update(self, rollout: Rollout, iteration: int, beta: float) -> UpdateStats:
+    def _update(self, rollout: Rollout, iteration: int, beta: float, stats: UpdateStats) -> None:
+        """The optimizer steps that ``stats`` has not counted yet."""
         ppo, seed = self.config.ppo, self.config.seed
-        stats = UpdateStats(steps=ppo.steps_per_iteration, epochs=ppo.epochs)
         if self.config.model.gradient_checkpointing:  # checkpointed layers recompute only in train mode
             self.actor_critic.train()
         epochs = (
             minibatch_rows(len(rollout), ppo.minibatch_size, seed=seed, iteration=iteration, epoch=epoch)
             for epoch in range(ppo.epochs)
         )
-        for rows in itertools.chain.from_iterable(epochs):
+        for rows in itertools.islice(itertools.chain.from_iterable(epochs), stats.done, None):
+            self.pause("update")
             if not self._step(rollout, rows, iteration, beta, stats):
                 break
             self.progress("update", stats.done, stats.steps)
         self.actor_critic.eval()
-        return stats
 
     def _step(self, rollout: Rollout, rows: Tensor, iteration: int, beta: float, stats: UpdateStats) -> bool:
         """One optimizer step over ``rows``; False, and none taken, where approx_kl is past ``target_kl``."""
@@ -204,6 +216,7 @@ class PPO(Stage):
             "beta": self.beta.state_dict(),
             "moments": self.moments.state_dict(),
             "baseline": self.baseline.state_dict(),
+            "unfinished": self._unfinished.state_dict() if self._unfinished else None,
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -212,3 +225,5 @@ class PPO(Stage):
         self.moments.load_state_dict(checkpoint["ppo"]["moments"])
         if "baseline" in checkpoint["ppo"]:  # not in checkpoints from before there was one
             self.baseline.load_state_dict(checkpoint["ppo"]["baseline"])
+        unfinished = checkpoint["ppo"].get("unfinished")
+        self._unfinished = Unfinished.from_state(unfinished) if unfinished else None

@@ -7,6 +7,7 @@ import time
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -21,6 +22,16 @@ from rlhf_lightning.stages.base import Stage
 
 E = TypeVar("E")
 Terms = dict[str, Tensor]  # name -> one detached value an item, (N,): items are pairs, or learned tokens
+
+
+@dataclass
+class SoFar:
+    """What the optimizer steps of an iteration add up to until it ends."""
+
+    done: int = 0
+    total: float = 0.0  # losses
+    found: dict[str, list[Tensor]] = field(default_factory=dict)
+    norms: dict[str, float] = field(default_factory=dict)
 
 
 class Supervised(Stage, Generic[E]):
@@ -57,6 +68,7 @@ class Supervised(Stage, Generic[E]):
         self.options = options
         self.steps = steps
         self.held_out = held_out
+        self._so_far: SoFar | None = None
 
     @property
     def total_iterations(self) -> int:
@@ -98,18 +110,20 @@ class Supervised(Stage, Generic[E]):
     def training_step(self, steps: list[list[E]]) -> None:
         started = time.perf_counter()
         iteration = self.counters["iteration"]
-        found: dict[str, list[Tensor]] = defaultdict(list)
-        norms: dict[str, float] = defaultdict(float)
-        total = 0.0
+        so_far = self._so_far = self._so_far or SoFar()
         self.actor_critic.train()
-        for number, batch in enumerate(steps):
-            total += self._step(batch, found, norms)
-            self.progress("update", number + 1, len(steps))
+        for batch in steps[so_far.done :]:
+            self.pause("update")
+            so_far.total += self._step(batch, so_far)
+            so_far.done += 1
+            self.progress("update", so_far.done, len(steps))
         self.actor_critic.eval()
-        figures = self.figures({name: torch.cat(values) for name, values in found.items()})
-        figures["loss"] = total / len(steps)
+        self._so_far = None
+        figures = self.figures({name: torch.cat(values) for name, values in so_far.found.items()})
+        figures["loss"] = so_far.total / len(steps)
         self.metrics = {f"{self.name}/{key}": value for key, value in figures.items()}
-        self.metrics |= {f"{self.name}/{name}_grad_norm": norm / len(steps) for name, norm in norms.items()}
+        for name, norm in so_far.norms.items():
+            self.metrics[f"{self.name}/{name}_grad_norm"] = norm / len(steps)
         for group in self.optimizer().param_groups:
             self.metrics[self.rates[group["name"]].replace(".", "/")] = group["lr"]
         self.metrics["time/update_s"] = time.perf_counter() - started
@@ -119,8 +133,8 @@ class Supervised(Stage, Generic[E]):
             self.metrics |= {f"eval/{key}": value for key, value in self.measure(self.held_out).items()}
             self.metrics["time/eval_s"] = time.perf_counter() - started - self.metrics["time/update_s"]
 
-    def _step(self, batch: list[E], found: dict[str, list[Tensor]], norms: dict[str, float]) -> float:
-        """One optimizer step; its loss. Figures of its items go to ``found``, gradient norms to ``norms``."""
+    def _step(self, batch: list[E], so_far: SoFar) -> float:
+        """One optimizer step; its loss. Figures of its items and gradient norms go to ``so_far``."""
         total, denominator = 0.0, self.items(batch)
         options, step = self.options, self.counters["optimizer_steps"]
         if self.config.model.lora.dropout:  # counted, so that a resumed run drops what the unbroken one did
@@ -131,7 +145,7 @@ class Supervised(Stage, Generic[E]):
                 self.manual_backward(loss)
             total += float(loss.detach())
             for name, values in terms.items():
-                found[name].append(values.cpu())
+                so_far.found.setdefault(name, []).append(values.cpu())
         self.set_rates(
             self.peaks(),
             step=step,
@@ -140,7 +154,7 @@ class Supervised(Stage, Generic[E]):
             schedule=options.lr_schedule,
         )
         for name, norm in self.step(max_grad_norm=options.max_grad_norm, keys=self.rates).items():
-            norms[name] += norm
+            so_far.norms[name] = so_far.norms.get(name, 0.0) + norm
         self.counters["responses"] += len(batch)
         self.counters["tokens"] += sum(map(self.size, batch))
         return total
@@ -173,6 +187,14 @@ class Supervised(Stage, Generic[E]):
         loss, terms = self.look(examples)
         return {"loss": loss} | self.figures(terms)
 
+    # ---- saving -----------------------------------------------------------------------------------
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["so_far"] = vars(self._so_far) if self._so_far else None
+
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
+        so_far = checkpoint.get("so_far")
+        self._so_far = SoFar(**so_far) if so_far else None
         self.actor_critic.eval()

@@ -127,3 +127,24 @@ def test_an_unknown_objective_is_answered_with_the_nearest(tmp_path, make_config
     ):
         fit(toy, tmp_path)
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "failed"
+
+
+def test_a_disk_that_is_full_for_a_while_costs_that_checkpoint(
+    tmp_path, make_config, make_toy, fit, monkeypatch, capsys
+):
+    """Iterations 1, 2 and 3 of four meet a full disk; what was saved before is kept until the next fits."""
+    toy = make_toy(make_config(4, checkpoint_every=1), [0.4, 0.3, 0.2, 0.1])
+    seen = []
+
+    class Usage:
+        @property
+        def free(self):
+            seen.append(iterations(tmp_path, "last") if seen else 0)
+            return 10**12 if len(seen) in (1, 4) else 5
+
+    monkeypatch.setattr("rlhf_lightning.callbacks.checkpoint.shutil.disk_usage", lambda folder: Usage())
+    fit(toy, tmp_path)
+    assert seen == [0, 1, 1, 1] and iterations(tmp_path, "last") == 4
+    said = capsys.readouterr().err
+    assert "iteration 1 is not saved: the disk is full" in said and "iteration 2 is not saved" in said
+    assert "iteration 3" not in said

@@ -11,8 +11,6 @@ from rlhf_lightning.callbacks.evaluation import flat_rows
 from rlhf_lightning.config.schema import Config
 from rlhf_lightning.run import fit
 
-COST = ("time/", "throughput/", "memory/")
-
 
 @pytest.fixture
 def trained(model_folders, tmp_path):
@@ -51,8 +49,7 @@ def test_evaluating_changes_nothing_in_training(trained):
     for before, after in zip(quiet, watched, strict=True):
         assert not any(name.startswith("eval/") for name in before)
         for name, value in before.items():
-            if not name.startswith(COST):
-                assert after[name] == value, name
+            assert after[name] == value, name
 
 
 def test_it_looks_every_so_many_iterations_and_at_the_end(trained):

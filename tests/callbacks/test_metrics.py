@@ -1,4 +1,4 @@
-"""metrics.csv: one row an iteration, none missing or doubled, whatever happens between."""
+"""metrics.csv and timings.csv: one row an iteration, none missing or doubled, whatever happens between."""
 
 from __future__ import annotations
 
@@ -9,19 +9,14 @@ from lightning.pytorch.loggers import CSVLogger
 
 COLUMNS = [
     "iteration", "optimizer_steps", "responses", "tokens",
-    "memory/peak_gb", "objective/kl", "objective/score", "rollout/length_mean", "rollout/tokens",
-    "throughput/tokens_per_s",
+    "objective/kl", "objective/score", "rollout/length_mean", "rollout/tokens",
 ]  # fmt: skip
-MEASURED = {"memory/peak_gb", "throughput/tokens_per_s"}
+MEASURED = ["iteration", "memory/peak_gb", "throughput/tokens_per_s"]
 
 
-def read(run_dir):
-    with (run_dir / "metrics.csv").open(newline="") as file:
+def read(run_dir, name="metrics"):
+    with (run_dir / f"{name}.csv").open(newline="") as file:
         return list(csv.DictReader(file))
-
-
-def figures(run_dir):
-    return [{name: value for name, value in row.items() if name not in MEASURED} for row in read(run_dir)]
 
 
 def test_three_iterations_make_three_rows_with_every_column(tmp_path, make_config, make_toy, fit):
@@ -33,7 +28,9 @@ def test_three_iterations_make_three_rows_with_every_column(tmp_path, make_confi
     assert [row["responses"] for row in rows] == ["4", "8", "12"]
     assert [row["tokens"] for row in rows] == ["9", "18", "27"]
     assert [float(row["objective/score"]) for row in rows] == [0.125, 0.1, 0.3]
-    assert all(float(row["throughput/tokens_per_s"]) > 0 and float(row["memory/peak_gb"]) > 0 for row in rows)
+    costs = read(tmp_path, "timings")
+    assert list(costs[0]) == MEASURED and [row["iteration"] for row in costs] == ["0", "1", "2"]
+    assert all(float(row[name]) > 0 for row in costs for name in MEASURED[1:])
 
 
 def test_a_late_name_widens_the_file_and_a_missing_one_leaves_a_gap(tmp_path, make_config, make_toy, fit):
@@ -42,7 +39,7 @@ def test_a_late_name_widens_the_file_and_a_missing_one_leaves_a_gap(tmp_path, ma
     fit(toy, tmp_path)
     rows = read(tmp_path)
     assert [row["reward/late"] for row in rows] == ["", "7.0", ""]
-    assert list(rows[0]) == [*COLUMNS[:-3], "reward/late", *COLUMNS[-3:]]
+    assert list(rows[0]) == [*COLUMNS[:-2], "reward/late", *COLUMNS[-2:]]
     assert [row["objective/score"] for row in rows] == ["0.1", "0.2", "0.3"]
 
 
@@ -61,8 +58,9 @@ def test_a_resumed_run_repeats_no_row_and_misses_none(tmp_path, make_config, mak
         file.write("3,8,16,36,0.2")
     assert len((broken / "metrics.csv").read_text().split("\n")) == 5
     fit(make_toy(make_config(5, checkpoint_every=2), scores), broken, resume_from=2)
-    assert figures(broken) == figures(straight)
-    assert len(figures(broken)) == 5
+    assert (broken / "metrics.csv").read_bytes() == (straight / "metrics.csv").read_bytes()
+    assert len(read(broken)) == 5
+    assert [row["iteration"] for row in read(broken, "timings")] == ["0", "1", "2", "3", "4"]
 
 
 def test_a_new_run_in_a_used_folder_starts_its_file_anew(tmp_path, make_config, make_toy, fit):
@@ -99,5 +97,5 @@ def test_loggers_get_the_same_row_on_the_iteration_axis(tmp_path, make_config, m
     with (tmp_path / "csv" / "metrics.csv").open(newline="") as file:
         logged = list(csv.DictReader(file))
     assert [row["step"] for row in logged] == ["0", "1", "2"]
-    own = read(tmp_path)
-    assert [{name: row[name] for name in COLUMNS} for row in logged] == own
+    own = [one | other for one, other in zip(read(tmp_path), read(tmp_path, "timings"), strict=True)]
+    assert [{name: row[name] for name in own[0]} for row in logged] == own
