@@ -38,9 +38,9 @@ class Check:
     figure: str
 
 
-def make_console() -> Console:
+def make_console(*, stderr: bool = False) -> Console:
     """The console of a run; colours only on a terminal."""
-    return Console(highlight=False)
+    return Console(highlight=False, stderr=stderr)
 
 
 def safe_text(text: str) -> Text:

@@ -10,11 +10,11 @@ import torch
 
 from rlhf_lightning import loading
 from rlhf_lightning.build import Parts, build_parts, build_trainer
-from rlhf_lightning.callbacks import write_failure
+from rlhf_lightning.callbacks import Guard, write_failure
 from rlhf_lightning.config.schema import Config
 from rlhf_lightning.console import make_console, print_end, print_plan
 from rlhf_lightning.data.datamodule import PromptDataModule
-from rlhf_lightning.errors import UserError
+from rlhf_lightning.errors import Stopped, UserError
 from rlhf_lightning.evaluation import evaluate_run
 from rlhf_lightning.stages.ppo import PPO
 from rlhf_lightning.tracking import close_trackers
@@ -28,6 +28,7 @@ def run(config: Config, output_dir: Path) -> float | None:
 
     Raises:
         UserError: something the user can mend.
+        Stopped: the guard ended the training; everything is saved.
         SystemExit: with code 1, where the doctor finds a fault.
     """
     quiet()
@@ -52,8 +53,10 @@ def _run(config: Config, output_dir: Path) -> float | None:
 
         assert isinstance(parts.module, PPO) and isinstance(parts.data, PromptDataModule)
         raise SystemExit(0 if examine(parts.module, parts.data, console) else 1)
-    fit(parts, config, output_dir)
+    stopped = fit(parts, config, output_dir)
     print_end(console, output_dir, config)
+    if stopped:
+        raise Stopped(f"{stopped}; everything is saved: resume={output_dir} guard.action=warn goes on")
     return _objective(parts.module.metrics, config)
 
 
@@ -62,8 +65,12 @@ def _objective(metrics: dict[str, float], config: Config) -> float | None:
     return sign * metrics[name] if name in metrics else None
 
 
-def fit(parts: Parts, config: Config, output_dir: Path) -> None:
-    """Train from the start or the run folder's last checkpoint; trackers are closed whatever happens."""
+def fit(parts: Parts, config: Config, output_dir: Path) -> str | None:
+    """Train from the start or the run folder's last checkpoint; trackers are closed whatever happens.
+
+    Returns:
+        Why the guard ended the training early, None where it did not.
+    """
     checkpoint = last_checkpoint(output_dir) if config.resume else None
     exit_code = 1
     try:
@@ -77,7 +84,10 @@ def fit(parts: Parts, config: Config, output_dir: Path) -> None:
             trainer.fit(parts.module, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True)
         except SystemExit as error:  # Lightning turns Ctrl-C into an exit of the whole process
             raise KeyboardInterrupt from error
-        exit_code = 0
+        guards = [callback for callback in trainer.callbacks if isinstance(callback, Guard)]
+        stopped = guards[0].stopped if guards else None
+        exit_code = Stopped.exit_code if stopped else 0
+        return stopped
     finally:
         close_trackers(exit_code)
 

@@ -15,10 +15,11 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 import rlhf_lightning
 from rlhf_lightning.callbacks.contract import iterating
 from rlhf_lightning.callbacks.files import write_json
+from rlhf_lightning.callbacks.guard import Guard
 from rlhf_lightning.callbacks.metrics import COUNTERS, Metrics
-from rlhf_lightning.errors import UserError
+from rlhf_lightning.errors import Stopped, UserError
 
-Status = Literal["finished", "failed", "interrupted"]
+Status = Literal["finished", "stopped", "failed", "interrupted"]
 _LIBRARIES = ("torch", "lightning", "transformers", "peft", "bitsandbytes")
 
 
@@ -47,6 +48,8 @@ def write_failure(run_dir: Path, error: BaseException) -> None:
 def _ending(error: BaseException) -> dict[str, Any]:
     stopped = isinstance(error, KeyboardInterrupt | SIGTERMException | SystemExit)
     status: Status = "interrupted" if stopped else "failed"
+    if isinstance(error, Stopped):
+        status = "stopped"
     text = str(error).strip()
     if not isinstance(error, UserError):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
@@ -56,8 +59,11 @@ def _ending(error: BaseException) -> dict[str, Any]:
 class Summary(Callback):
     """Writes summary.json when the fit ends, well or badly; comes after ``Metrics``, whose rows it reads."""
 
-    def __init__(self, path: Path, *, metrics: Metrics, objective: tuple[str, int]) -> None:
+    def __init__(
+        self, path: Path, *, metrics: Metrics, objective: tuple[str, int], guard: Guard | None = None
+    ) -> None:
         self.path = path
+        self._guard = guard
         self._metrics = metrics
         self._objective, self._sign = objective
         self._best: dict[str, float] = {}
@@ -97,7 +103,9 @@ class Summary(Callback):
         self._peak_gb = max(self._peak_gb, row["memory/peak_gb"])
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._write(trainer, pl_module, {"status": "finished", "error": None})
+        stopped = self._guard and self._guard.stopped
+        finished = {"status": "finished", "error": None}
+        self._write(trainer, pl_module, _ending(Stopped(stopped)) if stopped else finished)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._write(trainer, pl_module, _ending(exception))
@@ -113,6 +121,7 @@ class Summary(Callback):
             self.path,
             {
                 **ending,
+                "warnings": self._guard.warnings if self._guard else [],
                 "objective": self._objective,
                 "iterations": int(row["iteration"]) + 1 if row else 0,
                 "total_iterations": iterating(pl_module).total_iterations,
