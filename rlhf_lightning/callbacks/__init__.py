@@ -40,7 +40,8 @@ def build_callbacks(config: Config, run_dir: Path, *, resume_from: int = 0) -> l
     BeforeAfter precedes Throughput, whose clock it must not run into; Throughput completes the metrics that
     all the others read; EvaluationCallback adds to them, outside that clock; Guard judges them, and may tell
     all behind it that this iteration is the last; EvaluationCallback, Samples and HeldOut hand tables and a
-    picture to the tracker before Metrics closes the point; Summary reads Metrics' row; Checkpoints saves the state of them all.
+    picture to the tracker before Metrics closes the point; Summary reads Metrics' row; Checkpoints saves the
+    state of them all.
 
     ``resume_from``: the first iteration that this process will run, 0 for a new run.
     """

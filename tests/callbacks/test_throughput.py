@@ -22,7 +22,16 @@ def test_tokens_over_the_wall_time_of_the_iteration(tmp_path, make_config, make_
 
 def test_the_order_is_what_each_needs(tmp_path, make_config):
     names = [type(callback).__name__ for callback in build_callbacks(make_config(2), tmp_path)]
-    assert names == ["BeforeAfter", "Throughput", "Samples", "Metrics", "Summary", "Progress", "Checkpoints"]
+    assert names == [
+        "BeforeAfter",
+        "Throughput",
+        "Guard",
+        "Samples",
+        "Metrics",
+        "Summary",
+        "Progress",
+        "Checkpoints",
+    ]
     without = [type(callback).__name__ for callback in build_callbacks(make_config(2, show=0), tmp_path)]
     assert without == names[1:]
 

@@ -15,7 +15,7 @@ def test_the_start_is_the_mean_of_the_first_and_waits_for_them():
 
 
 def test_noise_is_that_of_neighbours_and_not_of_the_trend():
-    """Differences 1, -1, 1: 3 / (2 * 3) = 1/2. On a slope of 0.1 the ordinary deviation of 100 values is 2.9."""
+    """Differences 1, -1, 1: 3 / (2 * 3) = 1/2. A slope's ordinary deviation would be 2.9 here."""
     assert noise([0.0, 1.0, 0.0, 1.0]) == pytest.approx(math.sqrt(0.5))
     assert noise([0.1 * k for k in range(100)]) == pytest.approx(0.1 / math.sqrt(2))
     with pytest.raises(ValueError, match="needs two values"):
@@ -34,7 +34,7 @@ def test_a_parting_by_hand():
 
 
 def test_the_rise_is_counted_from_the_best_stretch():
-    """The second reward is best in iterations 2 and 3; the score there is 4, above its beginning and its end."""
+    """The second reward is best in iterations 2 and 3; the score there is 4, above its end."""
     seconds = [1.0, 1.0, 9.0, 9.0, 1.0, 1.0]
     assert parting([0.0, 0.0, 4.0, 4.0, 3.0, 3.0], seconds, window=2) is None
     assert parting([0.0, 0.0, 4.0, 4.0, 5.0, 5.0], seconds, window=2) is not None
