@@ -8,8 +8,16 @@ import signal
 class UserError(Exception):
     """Something the user can mend: a sentence with key, rule and value, shown without a traceback."""
 
+    exit_code = 1
 
-class Stopping(Exception):
+
+class Stopped(UserError):
+    """The guard ended the run as it was told to; everything is saved."""
+
+    exit_code = 3
+
+
+class Signalled(Exception):
     """Raised inside the fit where a signal asked the run to stop and it can be continued exactly.
 
     Args:

@@ -7,16 +7,17 @@ import warnings
 from pathlib import Path
 
 import torch
+from lightning.pytorch import Callback
 
 from rlhf_lightning import loading
 from rlhf_lightning.build import Parts, build_parts, build_trainer
-from rlhf_lightning.callbacks import write_failure
+from rlhf_lightning.callbacks import Guard, write_failure
 from rlhf_lightning.callbacks.files import full
 from rlhf_lightning.callbacks.saved import last_checkpoint
 from rlhf_lightning.config.schema import Config
 from rlhf_lightning.console import make_console, print_end, print_plan
 from rlhf_lightning.data.datamodule import PromptDataModule
-from rlhf_lightning.errors import Interrupted, Stopping, UserError
+from rlhf_lightning.errors import Interrupted, Signalled, Stopped, UserError
 from rlhf_lightning.evaluation import evaluate_run
 from rlhf_lightning.stages.ppo import PPO
 from rlhf_lightning.tracking import close_trackers
@@ -30,6 +31,7 @@ def run(config: Config, output_dir: Path) -> float | None:
 
     Raises:
         UserError: something the user can mend.
+        Stopped: the guard ended the training; everything is saved.
         SystemExit: with code 1, where the doctor finds a fault.
     """
     quiet()
@@ -56,8 +58,10 @@ def _run(config: Config, output_dir: Path) -> float | None:
 
         assert isinstance(parts.module, PPO) and isinstance(parts.data, PromptDataModule)
         raise SystemExit(0 if examine(parts.module, parts.data, console) else 1)
-    fit(parts, config, output_dir)
+    stopped = fit(parts, config, output_dir)
     print_end(console, output_dir, config)
+    if stopped:
+        raise Stopped(f"{stopped}; everything is saved: resume={output_dir} guard.action=warn goes on")
     return _objective(parts.module.metrics, config)
 
 
@@ -66,8 +70,12 @@ def _objective(metrics: dict[str, float], config: Config) -> float | None:
     return sign * metrics[name] if name in metrics else None
 
 
-def fit(parts: Parts, config: Config, output_dir: Path) -> None:
-    """Train from the start or the run folder's last checkpoint; trackers are closed whatever happens."""
+def fit(parts: Parts, config: Config, output_dir: Path) -> str | None:
+    """Train from the start or the run folder's last checkpoint; trackers are closed whatever happens.
+
+    Returns:
+        Why the guard ended the training early, None where it did not.
+    """
     checkpoint = None
     if config.resume:
         every = config.callbacks.checkpoint_every
@@ -85,11 +93,15 @@ def fit(parts: Parts, config: Config, output_dir: Path) -> None:
         path = checkpoint.path if checkpoint else None
         try:
             trainer.fit(parts.module, datamodule=parts.data, ckpt_path=path, weights_only=True)
-        except Stopping as error:
+        except Signalled as error:
             raise Interrupted(error.number) from error
         except SystemExit as error:  # Lightning turns a second Ctrl-C into an exit of the whole process
             raise Interrupted() from error
-        exit_code = 0
+        every_callback: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        guards = [callback for callback in every_callback if isinstance(callback, Guard)]
+        stopped = guards[0].stopped if guards else None
+        exit_code = Stopped.exit_code if stopped else 0
+        return stopped
     finally:
         close_trackers(exit_code)
 

@@ -8,6 +8,7 @@ import yaml
 from rlhf_lightning.config.algorithms import PPOConfig
 from rlhf_lightning.config.composing import Command
 from rlhf_lightning.config.groups import groups
+from rlhf_lightning.config.guard import GuardConfig
 from rlhf_lightning.config.preflight import plan
 from rlhf_lightning.config.schema import Config
 
@@ -106,6 +107,14 @@ def test_the_default_numbers_are_those_of_the_schema():
     written = yaml.safe_load((CONF / "ppo" / "default.yaml").read_text())
     assert PPOConfig.model_validate(written) == PPOConfig()
     assert set(written) == set(PPOConfig.model_fields)
+
+
+def test_the_default_limits_are_those_of_the_schema_and_none_watches_nothing():
+    written = yaml.safe_load((CONF / "guard" / "default.yaml").read_text())
+    assert GuardConfig.model_validate(written) == GuardConfig()
+    assert set(written) == set(GuardConfig.model_fields)
+    (none,) = judge(["guard=none"])
+    assert set(none.guard.model_dump(exclude={"action", "window"}).values()) == {None}
 
 
 @pytest.mark.parametrize("section", ["model", "data"])

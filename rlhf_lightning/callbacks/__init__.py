@@ -9,6 +9,7 @@ from lightning.pytorch import Callback
 from rlhf_lightning.callbacks.before_after import BeforeAfter
 from rlhf_lightning.callbacks.checkpoint import Checkpoints
 from rlhf_lightning.callbacks.evaluation import EvaluationCallback
+from rlhf_lightning.callbacks.guard import Guard, watched_parts
 from rlhf_lightning.callbacks.held_out import HeldOut
 from rlhf_lightning.callbacks.interrupt import Interrupt
 from rlhf_lightning.callbacks.metrics import Metrics
@@ -22,6 +23,7 @@ __all__ = [
     "BeforeAfter",
     "Checkpoints",
     "EvaluationCallback",
+    "Guard",
     "HeldOut",
     "Interrupt",
     "Metrics",
@@ -38,9 +40,10 @@ def build_callbacks(config: Config, run_dir: Path, *, resume_from: int = 0) -> l
     """The callbacks of a run, in the order in which they must run.
 
     BeforeAfter precedes Throughput, whose clock it must not run into; Throughput completes the metrics that
-    all the others read; EvaluationCallback adds to them, outside that clock; it, Samples and HeldOut hand
-    tables and a picture to the tracker before Metrics closes the point; Summary reads Metrics' row;
-    Checkpoints saves the state of them all, and Interrupt, which has none, hears signals until it has.
+    all the others read; EvaluationCallback adds to them, outside that clock; Guard judges them, and may tell
+    all behind it that this iteration is the last; EvaluationCallback, Samples and HeldOut hand tables and a
+    picture to the tracker before Metrics closes the point; Summary reads Metrics' row; Checkpoints saves the
+    state of them all, and Interrupt, which has none, hears signals until it has.
 
     ``resume_from``: the first iteration that this process will run, 0 for a new run.
     """
@@ -52,7 +55,10 @@ def build_callbacks(config: Config, run_dir: Path, *, resume_from: int = 0) -> l
     callbacks.append(Throughput())
     if config.evaluate.every and config.stage.name == "ppo":
         callbacks.append(EvaluationCallback(run_dir, config))
+    guard = None
     if config.stage.name == "ppo":
+        guard = Guard(config.guard, watched=watched_parts(config.reward))
+        callbacks.append(guard)
         samples = Samples(
             run_dir / "samples.jsonl",
             count=own.samples,
@@ -66,7 +72,7 @@ def build_callbacks(config: Config, run_dir: Path, *, resume_from: int = 0) -> l
         callbacks.append(HeldOut(run_dir))
     callbacks += [
         metrics,
-        Summary(run_dir / "summary.json", metrics=metrics, objective=config.target),
+        Summary(run_dir / "summary.json", metrics=metrics, objective=config.target, guard=guard),
         Progress(live=own.progress),
         Checkpoints(run_dir, objective=config.target, every=own.checkpoint_every, resume_from=resume_from),
         Interrupt(),

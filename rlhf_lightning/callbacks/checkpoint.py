@@ -20,7 +20,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from rlhf_lightning.callbacks.contract import iterating
 from rlhf_lightning.callbacks.files import full, publish
 from rlhf_lightning.console import make_console
-from rlhf_lightning.errors import Stopping, UserError
+from rlhf_lightning.errors import Signalled, UserError
 
 _SLACK = 2**20  # counters, settings, a cut iteration's experience
 
@@ -84,7 +84,7 @@ class Checkpoints(Callback):
             self._saved_iteration = iteration
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        if isinstance(exception, Stopping):
+        if isinstance(exception, Signalled):
             self._save(trainer, pl_module, [self.last])
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from rlhf_lightning.callbacks.contract import Phase, iterating
-from rlhf_lightning.errors import Stopping
+from rlhf_lightning.errors import Signalled
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _HEARD = "\nStopping after this optimizer step, with everything saved; Ctrl-C again stops at once.\n"
@@ -43,7 +43,7 @@ class Interrupt(Callback):
         self._restore()
 
     def pause(self, phase: Phase) -> None:
-        """Raise ``Stopping`` where a signal has come.
+        """Raise ``Signalled`` where a signal has come.
 
         Ranks are at different tokens of a rollout; they agree between optimizer steps alone.
         """
@@ -54,7 +54,7 @@ class Interrupt(Callback):
             heard = torch.tensor(self._asked or 0, device=self._trainer.strategy.root_device)
             self._asked = int(self._trainer.strategy.reduce(heard, reduce_op="max")) or None
         if self._asked is not None:
-            raise Stopping(self._asked)
+            raise Signalled(self._asked)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         if self._asked is not None and number == signal.SIGINT:

@@ -15,10 +15,11 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 import rlhf_lightning
 from rlhf_lightning.callbacks.contract import iterating
 from rlhf_lightning.callbacks.files import write_json
+from rlhf_lightning.callbacks.guard import Guard
 from rlhf_lightning.callbacks.metrics import COUNTERS, Metrics
-from rlhf_lightning.errors import Stopping, UserError
+from rlhf_lightning.errors import Signalled, Stopped, UserError
 
-Status = Literal["finished", "failed", "interrupted"]
+Status = Literal["finished", "stopped", "failed", "interrupted"]
 _LIBRARIES = ("torch", "lightning", "transformers", "peft", "bitsandbytes")
 
 
@@ -46,8 +47,10 @@ def write_failure(run_dir: Path, error: BaseException) -> None:
 
 
 def _ending(error: BaseException) -> dict[str, Any]:
-    stopped = isinstance(error, KeyboardInterrupt | Stopping | SystemExit)
+    stopped = isinstance(error, KeyboardInterrupt | Signalled | SystemExit)
     status: Status = "interrupted" if stopped else "failed"
+    if isinstance(error, Stopped):
+        status = "stopped"
     text = str(error).strip()
     if not isinstance(error, UserError):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
@@ -61,8 +64,11 @@ class Summary(Callback):
     ``on_train_start`` and ``on_train_end``: what belongs to the end of a run hears ``on_fit_end``.
     """
 
-    def __init__(self, path: Path, *, metrics: Metrics, objective: tuple[str, int]) -> None:
+    def __init__(
+        self, path: Path, *, metrics: Metrics, objective: tuple[str, int], guard: Guard | None = None
+    ) -> None:
         self.path = path
+        self._guard = guard
         self._metrics = metrics
         self._objective, self._sign = objective
         self._best: dict[str, float] = {}
@@ -102,7 +108,9 @@ class Summary(Callback):
         self._peak_gb = max(self._peak_gb, row["memory/peak_gb"])
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._write(trainer, pl_module, {"status": "finished", "error": None})
+        stopped = self._guard and self._guard.stopped
+        finished = {"status": "finished", "error": None}
+        self._write(trainer, pl_module, _ending(Stopped(stopped)) if stopped else finished)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._write(trainer, pl_module, _ending(exception))
@@ -118,6 +126,7 @@ class Summary(Callback):
             self.path,
             {
                 **ending,
+                "warnings": self._guard.warnings if self._guard else [],
                 "objective": self._objective,
                 "iterations": int(row["iteration"]) + 1 if row else 0,
                 "total_iterations": iterating(pl_module).total_iterations,

@@ -58,7 +58,8 @@ class Jobs:
         try:
             return Job(folder, 0, start(cfg, folder))
         except UserError as e:
-            shown = error = str(e)
+            self._keep(folder, str(e), str(e))
+            return Job(folder, e.exit_code, error=str(e).splitlines()[0])
         except SystemExit as e:
             if not e.code:
                 return Job(folder, 0)
@@ -126,7 +127,8 @@ def main(root: Path, argv: list[str] | None = None) -> int:
         root: folder that holds ``conf`` and ``sweeps``.
         argv: the words after the program's name; None: this process's own.
     Returns:
-        The exit code: 0, 1 for any fault, 130 where the user interrupted, 143 after SIGTERM.
+        The exit code: 0, 1 for any fault, 3 where the guard ended a run, 130 where the user interrupted,
+        143 after SIGTERM.
     """
     argv = sys.argv[1:] if argv is None else argv
     jobs = Jobs()

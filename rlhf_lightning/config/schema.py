@@ -15,6 +15,7 @@ from rlhf_lightning.config.algorithms import (
     RewardModelConfig,
     SFTConfig,
 )
+from rlhf_lightning.config.guard import GuardConfig
 from rlhf_lightning.config.rewards import CombinedRewardConfig, RewardConfig, SingleReward
 from rlhf_lightning.config.section import Section
 
@@ -215,6 +216,7 @@ class Config(Section):
     trainer: TrainerConfig = Field(TrainerConfig(), description="where it runs")
     logger: LoggerConfig = Field(LoggerConfig(), description="trackers beside metrics.csv")
     callbacks: CallbacksConfig = Field(CallbacksConfig(), description="what is kept and shown along the way")
+    guard: GuardConfig = Field(GuardConfig(), description="figures of PPO that warn or stop the run")
 
     @property
     def target(self) -> tuple[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +195,8 @@ def name_base(model: PeftModel, path: str) -> None:
     The names of its modules, a set in memory, get an order, so that two files of one run are equal.
     """
     base = str(tiny_path("model")) if path == "tiny" else path
-    for config in model.peft_config.values():
+    configs: Iterable[Any] = model.peft_config.values()
+    for config in configs:
         config.base_model_name_or_path = base
         if isinstance(config.target_modules, set):
             config.target_modules = sorted(config.target_modules)

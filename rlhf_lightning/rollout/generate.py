@@ -90,7 +90,7 @@ class _Batch:
         self.window = stop_window(config.stop)
         self.rows = torch.arange(len(ids))  # those that are still computed
 
-    def run(self, pause: Callable[[], None]) -> Iterator[tuple[int, list[int], Ended]]:
+    def run(self, pause: Callable[[], None] = lambda: None) -> Iterator[tuple[int, list[int], Ended]]:
         """Yields (row, tokens, reason) as rows end."""
         answers: list[list[int]] = [[] for _ in self.rows]
         alive = set(self.rows.tolist())

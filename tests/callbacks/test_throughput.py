@@ -25,6 +25,7 @@ def test_the_order_is_what_each_needs(tmp_path, make_config):
     own = [
         "BeforeAfter",
         "Throughput",
+        "Guard",
         "Samples",
         "Metrics",
         "Summary",
