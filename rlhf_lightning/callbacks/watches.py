@@ -8,8 +8,6 @@ from typing import NamedTuple
 from rlhf_lightning.config.guard import GuardConfig
 from rlhf_lightning.functional.watches import parting, start_of
 
-RISEN = {"objective/kl": "kl", "policy/ratio_max": "ratio"}
-FALLEN = {"rollout/unique_fraction": "unique"}
 FROM_START = ("objective/entropy", "rollout/length_mean", "rollout/eos_rate")
 """Figures whose first iterations have to be known."""
 
@@ -44,15 +42,21 @@ def judge_rollout(
         first: each of FROM_START in the run's iterations up to and with this one, as many as there are kept.
     """
     trips = []
-    for figure, name in (RISEN | FALLEN).items():
-        limit, value = getattr(guard, name), metrics.get(figure)
+    for name, figure, limit in (
+        ("kl", "objective/kl", guard.kl),
+        ("ratio", "policy/ratio_max", guard.ratio),
+        ("unique", "rollout/unique_fraction", guard.unique),
+    ):
+        value = metrics.get(figure)
         if limit is None or value is None:
             continue
-        if value > limit if figure in RISEN else value < limit:
+        if value < limit if name == "unique" else value > limit:
             trips.append(Trip(name, figure, value, limit, f"guard.{name}"))
-    for figure, name in (("objective/entropy", "entropy"), ("rollout/length_mean", "length")):
-        factor, value = getattr(guard, name), metrics.get(figure)
-        start = start_of(first.get(figure, ()), guard.window)
+    for name, figure, factor in (
+        ("entropy", "objective/entropy", guard.entropy),
+        ("length", "rollout/length_mean", guard.length),
+    ):
+        value, start = metrics.get(figure), start_of(first.get(figure, ()), guard.window)
         if factor is None or value is None or start is None:
             continue
         limit = factor * start
